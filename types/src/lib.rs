@@ -1,0 +1,12 @@
+//! The vocabulary every part speaks: identifiers, the key, the item, and locks that know their rank.
+
+#![forbid(unsafe_code)]
+
+mod ids;
+mod item;
+mod key;
+pub mod rank;
+
+pub use ids::{BucketUuid, Cas, CollectionId, RevSeqno, Seqno, VbId, VbState, VbUuid};
+pub use item::{Datatype, DeleteSource, Item, Kind, Level, Meta};
+pub use key::{DocKey, KEY_LEN_MAX, KeyBuf, KeyError};
