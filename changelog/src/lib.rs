@@ -1,1 +1,23 @@
+//! One changelog per vBucket: written only at its end, ordered by seqno, read through cursors.
+//!
+//! The engine is its only writer. The flusher and every replication stream are readers: each holds a [`Cursor`] and goes at
+//! its own pace. What a reader has done it publishes as a [`Watermarks`] number. So "is it dirty?", "is it durable?",
+//! "may it be evicted?" are never stored and kept in step; each is a comparison of a seqno with a mark.
+//!
+//! ```text
+//!     engine ──append──▶ [ 17 ][ 18 ][ 19 ][ 20 ]            high = 20
+//!                           ▲           ▲
+//!                        flusher     stream                  durable, filed ≤ flusher's cursor
+//! ```
+//!
+//! This crate has not heard of files, sockets or threads.
 
+#![forbid(unsafe_code)]
+
+mod log;
+mod record;
+mod watermark;
+
+pub use log::{Changelog, Cursor, Slice, Stamp};
+pub use record::{FailoverEntry, FailoverTable, VbRecord};
+pub use watermark::Watermarks;

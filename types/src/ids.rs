@@ -30,6 +30,14 @@ id!(/// One history of a vBucket, as listed in its failover table. 48 random bit
 id!(/// One life of a bucket: dropping and re-creating the name gives another.
     BucketUuid(u128));
 
+impl Seqno {
+    /// The one after this.
+    #[must_use]
+    pub const fn next(self) -> Seqno {
+        Seqno(self.0 + 1)
+    }
+}
+
 impl Cas {
     /// Shown in place of the real CAS of a locked document, so that nobody can write over the lock with it.
     pub const LOCKED: Cas = Cas(u64::MAX);

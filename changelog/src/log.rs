@@ -1,0 +1,329 @@
+//! The log itself: a run of consecutive seqnos in memory, so a seqno is an index and a cursor is a number.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use env::Clock;
+use types::rank::{Mutex, Rank};
+use types::{Cas, Item, Seqno};
+
+use crate::{VbRecord, Watermarks};
+
+/// What the log gives a change when it takes its place.
+#[derive(Clone, Copy, Debug)]
+pub struct Stamp {
+    pub seqno: Seqno,
+    pub cas: Cas,
+}
+
+/// A reader's place in the log: everything below `next` was read.
+#[derive(Debug)]
+pub struct Cursor {
+    id: u32,
+}
+
+/// What a reader took in one go: a cut of the log, in seqno order without gaps.
+#[derive(Debug)]
+pub struct Slice {
+    pub items: Vec<Arc<Item>>,
+    /// The seqno of the last item, or of the item before the first if there are none.
+    pub last: Seqno,
+    /// The record as it was at the cut.
+    pub record: Arc<VbRecord>,
+    /// Grows with every [`Changelog::set_record`].
+    pub record_version: u64,
+}
+
+/// The changes of one vBucket that some reader has yet to see, and the source of its seqnos and CAS values.
+///
+/// 1. Entries are consecutive: `entries[i]` has seqno `first + i`, and the last one has the high seqno.
+/// 2. CAS values given out only grow, whatever the wall clock does.
+/// 3. An entry stays until every registered cursor has passed it *and said so* ([`Changelog::release`]).
+pub struct Changelog {
+    inner: Mutex<Inner>,
+    pub marks: Watermarks,
+}
+
+struct Inner {
+    /// Seqno of `entries[0]`, or of the next append when empty.
+    first: Seqno,
+    entries: VecDeque<Arc<Item>>,
+    entries_bytes: usize,
+    cas: Cas,
+    cursors: Vec<Place>,
+    cursors_made: u32,
+    record: Arc<VbRecord>,
+    record_version: u64,
+}
+
+struct Place {
+    id: u32,
+    name: String,
+    next: Seqno,
+}
+
+impl Changelog {
+    /// A log that goes on after `high`, with CAS values above `cas`.
+    pub fn new(high: Seqno, cas: Cas, record: VbRecord) -> Changelog {
+        let inner = Inner {
+            first: Seqno(high.0 + 1),
+            entries: VecDeque::new(),
+            entries_bytes: 0,
+            cas,
+            cursors: Vec::new(),
+            cursors_made: 0,
+            record: Arc::new(record),
+            record_version: 0,
+        };
+        Changelog { inner: Mutex::ranked(Rank::Changelog, inner), marks: Watermarks::starting_at(high) }
+    }
+
+    /// Takes the next seqno and a fresh CAS for the item `make` builds, and appends it. `make` runs under the log's lock:
+    /// it should only put the stamp where it belongs.
+    pub fn append(&self, clock: &dyn Clock, make: impl FnOnce(Stamp) -> Item) -> Arc<Item> {
+        let mut inner = self.inner.lock();
+        let cas = inner.tick(clock);
+        self.place(&mut inner, cas, make)
+    }
+
+    /// As [`Changelog::append`], with a CAS decided elsewhere: a commit has its prepare's, a copied change its origin's.
+    pub fn append_with_cas(&self, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Arc<Item> {
+        let mut inner = self.inner.lock();
+        inner.cas = inner.cas.max(cas);
+        self.place(&mut inner, cas, make)
+    }
+
+    fn place(&self, inner: &mut Inner, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Arc<Item> {
+        let seqno = inner.high().next();
+        let item = Arc::new(make(Stamp { seqno, cas }));
+        assert_eq!(item.meta.seqno, seqno, "an item keeps the seqno it was given");
+        inner.entries_bytes += item.memory();
+        inner.entries.push_back(Arc::clone(&item));
+        self.marks.publish_high(seqno);
+        item
+    }
+
+    /// A fresh CAS without a change: a lock shows it.
+    pub fn fresh_cas(&self, clock: &dyn Clock) -> Cas {
+        self.inner.lock().tick(clock)
+    }
+
+    /// The highest CAS given out or seen.
+    pub fn max_cas(&self) -> Cas {
+        self.inner.lock().cas
+    }
+
+    pub fn record(&self) -> Arc<VbRecord> {
+        Arc::clone(&self.inner.lock().record)
+    }
+
+    /// Replaces the record. Readers see the new one with their next slice.
+    pub fn set_record(&self, record: VbRecord) {
+        let mut inner = self.inner.lock();
+        inner.record = Arc::new(record);
+        inner.record_version += 1;
+    }
+
+    /// Registers a reader that has seen everything up to and including `after`. `None`: that is too far back for the
+    /// memory; read the file first.
+    pub fn cursor(&self, name: &str, after: Seqno) -> Option<Cursor> {
+        let mut inner = self.inner.lock();
+        let next = after.next();
+        if next < inner.first {
+            return None;
+        }
+        inner.cursors_made += 1;
+        let id = inner.cursors_made;
+        inner.cursors.push(Place { id, name: name.to_owned(), next });
+        Some(Cursor { id })
+    }
+
+    /// What comes after everything this cursor has released, up to about `bytes_max` bytes (at least one item if there
+    /// is one). Reading again before [`Changelog::release`] gives the same items: a failed batch is simply read again.
+    pub fn read(&self, cursor: &Cursor, bytes_max: usize) -> Slice {
+        let inner = self.inner.lock();
+        let next = inner.place(cursor).next;
+        let mut bytes = 0;
+        let items: Vec<_> = inner
+            .entries
+            .iter()
+            .skip((next.0 - inner.first.0) as usize)
+            .take_while(|item| {
+                let fits = bytes < bytes_max;
+                bytes += item.memory();
+                fits
+            })
+            .cloned()
+            .collect();
+        let last = items.last().map_or(Seqno(next.0 - 1), |item| item.meta.seqno);
+        Slice { items, last, record: Arc::clone(&inner.record), record_version: inner.record_version }
+    }
+
+    /// Says that the reader needs nothing up to and including `upto` any more.
+    pub fn release(&self, cursor: &Cursor, upto: Seqno) {
+        let mut inner = self.inner.lock();
+        let high = inner.high();
+        assert!(upto <= high, "a cursor released {upto}, the log ends at {high}");
+        let place = inner.cursors.iter_mut().find(|p| p.id == cursor.id).expect("a cursor belongs to its log");
+        place.next = place.next.max(upto.next());
+        let dropped = inner.trim();
+        drop(inner);
+        // Freed outside the lock: it may be the last reference to many values.
+        drop(dropped);
+    }
+
+    /// Forgets a reader.
+    pub fn unregister(&self, cursor: Cursor) {
+        let mut inner = self.inner.lock();
+        inner.cursors.retain(|p| p.id != cursor.id);
+        let dropped = inner.trim();
+        drop(inner);
+        drop(dropped);
+    }
+
+    /// Entries held for readers: count and bytes.
+    pub fn backlog(&self) -> (usize, usize) {
+        let inner = self.inner.lock();
+        (inner.entries.len(), inner.entries_bytes)
+    }
+
+    /// Each reader's name and the last seqno it released.
+    pub fn readers(&self) -> Vec<(String, Seqno)> {
+        self.inner.lock().cursors.iter().map(|p| (p.name.clone(), Seqno(p.next.0 - 1))).collect()
+    }
+}
+
+impl Inner {
+    fn high(&self) -> Seqno {
+        Seqno(self.first.0 + self.entries.len() as u64 - 1)
+    }
+
+    /// The hybrid clock: wall time with the low 16 bits for counting, never twice the same, never back.
+    fn tick(&mut self, clock: &dyn Clock) -> Cas {
+        self.cas = Cas((clock.unix_ns() & !0xffff).max(self.cas.0 + 1));
+        self.cas
+    }
+
+    fn place(&self, cursor: &Cursor) -> &Place {
+        self.cursors.iter().find(|p| p.id == cursor.id).expect("a cursor belongs to its log")
+    }
+
+    /// Takes out what every reader has passed. Without readers nobody will ask.
+    fn trim(&mut self) -> Vec<Arc<Item>> {
+        let keep_from = self.cursors.iter().map(|p| p.next).min().unwrap_or(self.high().next());
+        let count = (keep_from.0 - self.first.0) as usize;
+        let dropped: Vec<_> = self.entries.drain(..count).collect();
+        self.first = keep_from;
+        self.entries_bytes -= dropped.iter().map(|item| item.memory()).sum::<usize>();
+        if self.entries.is_empty() && self.entries.capacity() > 1024 {
+            self.entries = VecDeque::new();
+        }
+        dropped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FailoverEntry, FailoverTable};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+    use types::{Datatype, KeyBuf, Kind, Meta, RevSeqno, VbState, VbUuid};
+
+    struct Wall(AtomicU64);
+    impl Clock for Wall {
+        fn unix_ns(&self) -> u64 {
+            self.0.load(Ordering::Relaxed)
+        }
+        fn monotonic(&self) -> Duration {
+            Duration::ZERO
+        }
+    }
+
+    fn log() -> Changelog {
+        let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(7), seqno: Seqno(0) });
+        Changelog::new(Seqno(10), Cas(5), VbRecord { state: VbState::Active, failover, topology: vec![] })
+    }
+
+    fn append(log: &Changelog, clock: &Wall, key: &str) -> Arc<Item> {
+        let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
+        log.append(clock, |stamp| {
+            let meta = Meta {
+                seqno: stamp.seqno,
+                cas: stamp.cas,
+                rev: RevSeqno(1),
+                flags: 0,
+                expiry: 0,
+                datatype: Datatype::RAW,
+                deleted: None,
+            };
+            Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(Box::from(&b"v"[..])))
+        })
+    }
+
+    fn seqnos(slice: &Slice) -> Vec<u64> {
+        slice.items.iter().map(|i| i.meta.seqno.0).collect()
+    }
+
+    #[test]
+    fn cas_grows_even_when_the_wall_clock_goes_back() {
+        let (log, clock) = (log(), Wall(AtomicU64::new(1 << 40)));
+        let first = append(&log, &clock, "a").meta.cas;
+        clock.0.store(1 << 20, Ordering::Relaxed);
+        let second = append(&log, &clock, "a").meta.cas;
+        assert_eq!(first, Cas(1 << 40));
+        assert_eq!(second, Cas((1 << 40) + 1));
+        assert_eq!(log.fresh_cas(&clock), Cas((1 << 40) + 2));
+    }
+
+    #[test]
+    fn a_slice_is_given_again_until_it_is_released() {
+        let (log, clock) = (log(), Wall(AtomicU64::new(0)));
+        let cursor = log.cursor("flusher", Seqno(10)).unwrap();
+        for key in ["a", "b", "c"] {
+            append(&log, &clock, key);
+        }
+        assert_eq!(seqnos(&log.read(&cursor, usize::MAX)), [11, 12, 13]);
+        assert_eq!(seqnos(&log.read(&cursor, 1)), [11]);
+        log.release(&cursor, Seqno(12));
+        assert_eq!(seqnos(&log.read(&cursor, usize::MAX)), [13]);
+        assert_eq!(log.backlog().0, 1);
+        log.release(&cursor, Seqno(13));
+        let empty = log.read(&cursor, usize::MAX);
+        assert_eq!((empty.last, log.backlog()), (Seqno(13), (0, 0)));
+    }
+
+    #[test]
+    fn the_slowest_reader_decides_what_stays() {
+        let (log, clock) = (log(), Wall(AtomicU64::new(0)));
+        let fast = log.cursor("flusher", Seqno(10)).unwrap();
+        let slow = log.cursor("stream", Seqno(10)).unwrap();
+        append(&log, &clock, "a");
+        append(&log, &clock, "b");
+        log.release(&fast, Seqno(12));
+        assert_eq!(seqnos(&log.read(&slow, usize::MAX)), [11, 12]);
+        assert!(log.cursor("late", Seqno(9)).is_none());
+        log.unregister(slow);
+        assert_eq!(log.backlog().0, 0);
+        assert!(log.cursor("late", Seqno(11)).is_none(), "11 and 12 are only in the file now");
+        assert!(log.cursor("late", Seqno(12)).is_some());
+    }
+
+    #[test]
+    fn a_new_record_comes_with_the_next_slice() {
+        let log = log();
+        let cursor = log.cursor("flusher", Seqno(10)).unwrap();
+        let before = log.read(&cursor, usize::MAX).record_version;
+        let mut record = (*log.record()).clone();
+        record.state = VbState::Replica;
+        log.set_record(record);
+        let slice = log.read(&cursor, usize::MAX);
+        assert_eq!((slice.record.state, slice.record_version), (VbState::Replica, before + 1));
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond what was written")]
+    fn nothing_is_durable_before_it_is_written() {
+        log().marks.publish_durable(Seqno(11));
+    }
+}
