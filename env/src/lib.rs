@@ -4,6 +4,8 @@
 //! system ([`os`]); the simulated one ([`sim`]) keeps files in memory, drops what was not synced when
 //! the power is cut, and fails the call it was asked to fail. `env` knows nothing of documents.
 
+#![deny(unsafe_code)]
+
 mod clock;
 pub mod os;
 mod rng;
