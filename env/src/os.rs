@@ -1,7 +1,11 @@
-//! The real environment.
+//! The real environment, and what else only the operating system can tell.
+//!
+//! The one module that may be unsafe: a few system calls have no wrapper in std.
+#![allow(unsafe_code)]
 
 use std::fs;
-use std::io;
+use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +16,76 @@ use crate::{Clock, Env, File, OpenMode, Rng, Storage};
 /// Files, clock and randomness of the operating system.
 pub fn env() -> Env {
     Env { storage: Arc::new(OsStorage), clock: Arc::new(OsClock { start: Instant::now() }), rng: Arc::new(OsRng) }
+}
+
+/// Raises the soft limit of open files to the hard one. Returns (soft, hard) as they are now.
+pub fn raise_fd_limit() -> io::Result<(u64, u64)> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a whole rlimit of ours, written for the length of the call only.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) })?;
+    if limit.rlim_cur < limit.rlim_max {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: `limit` is a whole, initialized rlimit of ours, read for the length of the call only.
+        check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) })?;
+    }
+    Ok((limit.rlim_cur, limit.rlim_max))
+}
+
+/// A directory that is ours alone while this value lives; the kernel lets go when the process dies.
+#[derive(Debug)]
+pub struct DirLock {
+    _file: fs::File,
+}
+
+/// Locks the existing directory `path` for this process, through `settee.lock` in it, which holds our process
+/// id. If another holds it, the error is `ResourceBusy` and names it.
+pub fn lock_dir(path: &Path) -> io::Result<DirLock> {
+    let path = path.join("settee.lock");
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    let options = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let mut file = options.map_err(named)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(fs::TryLockError::Error(error)) => return Err(named(error)),
+        Err(fs::TryLockError::WouldBlock) => {
+            let mut pid = String::new();
+            // The name only helps whoever reads the message; without it the lock is held all the same.
+            let _ = file.take(32).read_to_string(&mut pid);
+            let holder =
+                if pid.trim().is_empty() { "another process".into() } else { format!("process {}", pid.trim()) };
+            let advice = "stop it, or choose another data directory";
+            let message = format!("{}: {holder} is using this directory; {advice}", path.display());
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
+        }
+    }
+    file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(named)?;
+    Ok(DirLock { _file: file })
+}
+
+/// Memory of this process that is in RAM now, in bytes.
+pub fn resident_bytes() -> io::Result<u64> {
+    let statm = fs::read_to_string("/proc/self/statm")?;
+    let pages: Option<u64> = statm.split_ascii_whitespace().nth(1).and_then(|field| field.parse().ok());
+    let pages = pages.ok_or_else(|| io::Error::other(format!("/proc/self/statm: no resident pages in {statm:?}")))?;
+    // SAFETY: sysconf takes a number and touches no memory of ours.
+    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    Ok(pages * u64::try_from(page_bytes).map_err(io::Error::other)?)
+}
+
+/// Processor time this process has used on all its threads, in user code and in the kernel.
+pub fn cpu_time() -> io::Result<Duration> {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: `usage` is room for a whole rusage of ours, written for the length of the call only.
+    check(unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) })?;
+    // SAFETY: an rusage is integers only, so the zeros it began with were already a valid value.
+    let usage = unsafe { usage.assume_init() };
+    let duration =
+        |time: libc::timeval| Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64);
+    Ok(duration(usage.ru_utime) + duration(usage.ru_stime))
+}
+
+fn check(rc: libc::c_int) -> io::Result<()> {
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 struct OsClock {
@@ -91,5 +165,54 @@ impl Storage for OsStorage {
     }
     fn exists(&self, path: &Path) -> io::Result<bool> {
         path.try_exists()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{create_dir_durable, read_exact_at, write_all_at};
+
+    #[test]
+    fn a_directory_has_one_owner_at_a_time_and_the_refusal_names_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = lock_dir(dir.path()).unwrap();
+        let refusal = lock_dir(dir.path()).unwrap_err();
+        assert_eq!(refusal.kind(), io::ErrorKind::ResourceBusy);
+        assert!(refusal.to_string().contains(&format!("process {} ", std::process::id())), "{refusal}");
+        drop(lock);
+        lock_dir(dir.path()).unwrap();
+        let missing = lock_dir(&dir.path().join("no")).unwrap_err();
+        assert!(missing.kind() == io::ErrorKind::NotFound && missing.to_string().contains("settee.lock"));
+    }
+
+    #[test]
+    fn the_soft_limit_of_open_files_becomes_the_hard_one() {
+        let (soft, hard) = raise_fd_limit().unwrap();
+        assert!(soft == hard && soft > 0);
+        assert_eq!(raise_fd_limit().unwrap(), (soft, hard));
+    }
+
+    #[test]
+    fn memory_and_processor_time_are_seen_to_be_used() {
+        let (memory, time) = (resident_bytes().unwrap(), cpu_time().unwrap());
+        let used = std::hint::black_box(vec![1_u8; 64 << 20]);
+        while cpu_time().unwrap() == time {
+            std::hint::black_box(used.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+        }
+        assert!(resident_bytes().unwrap() > memory + (32 << 20));
+    }
+
+    /// The simulated storage has the same test, so the two agree on what a caller may expect.
+    #[test]
+    fn files_and_directories_behave_as_the_trait_says() {
+        let dir = tempfile::tempdir().unwrap();
+        crate::storage::tests::behaves(&*env().storage, dir.path());
+        create_dir_durable(&*env().storage, &dir.path().join("x/y")).unwrap();
+        let file = env().storage.open(&dir.path().join("x/y/f"), OpenMode::CreateNew).unwrap();
+        write_all_at(&*file, b"bytes", 3).unwrap();
+        let mut found = [9; 8];
+        read_exact_at(&*file, &mut found, 0).unwrap();
+        assert_eq!(&found, b"\0\0\0bytes");
     }
 }

@@ -28,11 +28,12 @@ pub struct Sim {
     pub storage: SimStorage,
     pub clock: SimClock,
     pub rng: SimRng,
+    seed: u64,
 }
 
 /// An empty disk, a clock at 2026-01-01, and randomness, all from `seed`.
 pub fn env(seed: u64) -> (Env, Sim) {
-    let sim = Sim { storage: SimStorage::new(seed), clock: SimClock::new(), rng: SimRng::new(seed) };
+    let sim = Sim { storage: SimStorage::new(seed), clock: SimClock::new(), rng: SimRng::new(seed), seed };
     (sim.env(), sim)
 }
 
@@ -57,33 +58,44 @@ impl Sim {
         self.storage = self.storage.kill();
         self.env()
     }
+
+    /// A world like this one that goes its own way: see [`SimStorage::fork`].
+    pub fn fork(&self) -> Sim {
+        Sim { storage: self.storage.fork(), clock: self.clock.fork(), rng: self.rng.fork(), seed: self.seed }
+    }
 }
 
-/// How many mutating I/Os `workload` does on an empty disk without faults: the cut points are `0..=count`.
-pub fn count_ops<T>(seed: u64, workload: impl FnOnce(&Env) -> T) -> u64 {
-    let (env, sim) = env(seed);
-    workload(&env);
+/// How many mutating I/Os `workload` does in a fork of `start` without faults: the cut points are `0..=count`.
+pub fn count_ops<T>(start: &Sim, workload: impl FnOnce(&Env) -> T) -> u64 {
+    let sim = start.fork();
+    workload(&sim.env());
     sim.storage.mutations()
 }
 
-/// Cuts the power before each mutating I/O of `workload` in turn, and once after the last. After each cut,
-/// `check` sees what a restarted program would see, once with every un-synced change lost, once with every
-/// one kept, and `fates` times with a seeded mix, beside what the workload returned (say, what was
-/// acknowledged). The workload meets errors from the cut on and must return all the same.
+/// Runs [`cut_at`] before each mutating I/O of `workload` in turn, and after the last.
+pub fn cut_everywhere<T>(start: &Sim, fates: u64, workload: impl Fn(&Env) -> T, check: impl Fn(&mut Sim, &T)) {
+    for cut in 0..=count_ops(start, &workload) {
+        cut_at(start, cut, fates, &workload, &check);
+    }
+}
+
+/// Runs `workload` in a fork of `start` and cuts the power before its mutating I/O number `cut` (0 is the
+/// first). The workload meets errors from there on and must return all the same, say with what it was
+/// acknowledged. `check` gets that and the restarted machine: once with every un-synced change lost, once with
+/// every one kept, and `fates` times with a seeded mix. Given to another `cut_everywhere`, that machine is
+/// where recovery is crashed in its turn.
 ///
 /// When `check` panics, the seed, the cut and the fate are printed to stderr.
-pub fn cut_everywhere<T>(seed: u64, fates: u64, workload: impl Fn(&Env) -> T, check: impl Fn(&Env, &T)) {
-    let ops = count_ops(seed, &workload);
-    for cut in 0..=ops {
-        let (env, sim) = env(seed);
-        sim.storage.arm(FaultPlan::new().cut_before(cut));
-        let outcome = workload(&env);
-        let seeded = (0..fates).map(|n| Fate::Seeded(dice::mix(seed ^ dice::mix(cut << 16 | n))));
-        for fate in [Fate::LoseUnsynced, Fate::KeepUnsynced].into_iter().chain(seeded) {
-            let _witness = Witness { seed, cut, ops, fate, last: sim.storage.last_mutation() };
-            let mut world = Sim { storage: sim.storage.fork(), clock: sim.clock.clone(), rng: sim.rng.clone() };
-            check(&world.power_cut(fate), &outcome);
-        }
+pub fn cut_at<T>(start: &Sim, cut: u64, fates: u64, workload: impl FnOnce(&Env) -> T, check: impl Fn(&mut Sim, &T)) {
+    let sim = start.fork();
+    sim.storage.arm(FaultPlan::new().cut_before(cut));
+    let outcome = workload(&sim.env());
+    let seeded = (0..fates).map(|n| Fate::Seeded(dice::mix(start.seed ^ dice::mix(cut << 16 | n))));
+    for fate in [Fate::LoseUnsynced, Fate::KeepUnsynced].into_iter().chain(seeded) {
+        let _witness = Witness { seed: start.seed, cut, fate, last: sim.storage.last_mutation() };
+        let mut restarted = sim.fork();
+        restarted.power_cut(fate);
+        check(&mut restarted, &outcome);
     }
 }
 
@@ -91,7 +103,6 @@ pub fn cut_everywhere<T>(seed: u64, fates: u64, workload: impl Fn(&Env) -> T, ch
 struct Witness {
     seed: u64,
     cut: u64,
-    ops: u64,
     fate: Fate,
     last: Option<String>,
 }
@@ -99,9 +110,9 @@ struct Witness {
 impl Drop for Witness {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Witness { seed, cut, ops, fate, last } = self;
+            let Witness { seed, cut, fate, last } = self;
             let last = last.as_deref().unwrap_or("nothing");
-            eprintln!("seed {seed}: power cut before I/O {cut} of {ops} (last done: {last}), fate {fate:?}");
+            eprintln!("seed {seed}: power cut before I/O {cut} (last done: {last}), fate {fate:?}");
         }
     }
 }

@@ -87,3 +87,66 @@ pub fn write_all_at(file: &dyn File, mut bytes: &[u8], mut at: u64) -> io::Resul
     }
     Ok(())
 }
+
+/// Creates `path` and any missing parent, and makes them outlive power loss. Of the directories that were
+/// there before, only the one that holds `path` or its topmost new parent is synced.
+pub fn create_dir_durable(storage: &dyn Storage, path: &Path) -> io::Result<()> {
+    let parent = |path: &Path| match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Some(Path::new(".").to_path_buf()),
+        parent => parent.map(Path::to_path_buf),
+    };
+    let mut holders: Vec<_> = parent(path).into_iter().collect();
+    while let Some(missing) = holders.last()
+        && !storage.exists(missing)?
+        && let Some(holder) = parent(missing)
+    {
+        holders.push(holder);
+    }
+    storage.create_dir_all(path)?;
+    holders.iter().try_for_each(|holder| storage.sync_dir(holder))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// What every [`Storage`] does, in the empty directory `dir`.
+    pub(crate) fn behaves(storage: &dyn Storage, dir: &Path) {
+        let kind = |result: io::Result<()>| result.map_err(|error| error.kind());
+        let open = |name: &str, mode| storage.open(&dir.join(name), mode);
+        storage.create_dir_all(&dir.join("a/b")).unwrap();
+        storage.create_dir_all(&dir.join("a/b")).unwrap();
+        let file = open("a/f", OpenMode::CreateNew).unwrap();
+        assert_eq!(kind(open("a/f", OpenMode::CreateNew).map(drop)), Err(io::ErrorKind::AlreadyExists));
+        assert_eq!(kind(open("a/g", OpenMode::ReadWrite).map(drop)), Err(io::ErrorKind::NotFound));
+        assert_eq!(kind(open("c/g", OpenMode::CreateNew).map(drop)), Err(io::ErrorKind::NotFound));
+
+        write_all_at(&*file, b"abc", 2).unwrap();
+        file.set_size(9).unwrap();
+        file.set_size(4).unwrap();
+        file.sync().unwrap();
+        let mut found = [9; 8];
+        assert_eq!(file.read_at(&mut found, 0).unwrap(), 4);
+        assert_eq!(&found[..4], b"\0\0ab");
+        assert_eq!(file.read_at(&mut found, 4).unwrap(), 0);
+        assert_eq!(file.read_at(&mut found, 400).unwrap(), 0);
+        assert_eq!(file.size().unwrap(), 4);
+        assert_eq!(kind(read_exact_at(&*file, &mut found, 0)), Err(io::ErrorKind::UnexpectedEof));
+        assert!(open("a/f", OpenMode::Read).unwrap().write_at(b"x", 0).is_err());
+
+        open("a/g", OpenMode::CreateNew).unwrap();
+        assert_eq!(storage.list(&dir.join("a")).unwrap(), ["b", "f", "g"]);
+        storage.rename(&dir.join("a/f"), &dir.join("a/g")).unwrap();
+        assert_eq!(storage.list(&dir.join("a")).unwrap(), ["b", "g"]);
+        assert_eq!(open("a/g", OpenMode::ReadWrite).unwrap().size().unwrap(), 4);
+        assert_eq!(kind(storage.rename(&dir.join("a/f"), &dir.join("a/h"))), Err(io::ErrorKind::NotFound));
+        assert_eq!(kind(storage.remove_dir(&dir.join("a"))), Err(io::ErrorKind::DirectoryNotEmpty));
+        assert_eq!(kind(storage.sync_dir(&dir.join("c"))), Err(io::ErrorKind::NotFound));
+        storage.sync_dir(&dir.join("a")).unwrap();
+        storage.remove_file(&dir.join("a/g")).unwrap();
+        assert_eq!(kind(storage.remove_file(&dir.join("a/g"))), Err(io::ErrorKind::NotFound));
+        storage.remove_dir(&dir.join("a/b")).unwrap();
+        assert!(storage.exists(&dir.join("a")).unwrap() && !storage.exists(&dir.join("a/b")).unwrap());
+        assert_eq!(file.read_at(&mut found, 0).unwrap(), 4, "a removed file stays readable while open");
+    }
+}

@@ -46,6 +46,11 @@ impl SimRng {
     pub fn new(seed: u64) -> SimRng {
         SimRng(Arc::new(AtomicU64::new(mix(!seed))))
     }
+
+    /// The same numbers from here on, drawn apart.
+    pub fn fork(&self) -> SimRng {
+        SimRng(Arc::new(AtomicU64::new(self.0.load(Relaxed))))
+    }
 }
 
 impl Rng for SimRng {

@@ -69,14 +69,16 @@ pub struct Rule {
     path_part: String,
     skip: u64,
     times: u64,
+    permille: u16,
 }
 
 impl Rule {
     pub fn new(op: Op, fault: Fault) -> Rule {
-        Rule { op, fault, path_part: String::new(), skip: 0, times: 1 }
+        Rule { op, fault, path_part: String::new(), skip: 0, times: 1, permille: 1000 }
     }
 
-    /// Only calls whose path contains `part`; a rename counts as both its paths.
+    /// Only calls whose path contains `part`. An open file keeps the path it was opened by; a rename counts as
+    /// both its paths.
     pub fn path(mut self, part: &str) -> Rule {
         self.path_part = part.to_owned();
         self
@@ -88,18 +90,24 @@ impl Rule {
         self
     }
 
-    /// Goes on for `n` matching calls.
+    /// Strikes `n` times.
     pub fn times(mut self, n: u64) -> Rule {
         self.times = n;
         self
     }
 
-    /// Goes on for ever.
+    /// Strikes for ever.
     pub fn sticky(self) -> Rule {
         self.times(u64::MAX)
     }
 
-    fn strikes(&mut self, op: Op, paths: &[&Path]) -> bool {
+    /// Strikes each of its calls only with this chance in a thousand.
+    pub fn chance_permille(mut self, chance: u16) -> Rule {
+        self.permille = chance;
+        self
+    }
+
+    fn strikes(&mut self, op: Op, paths: &[&Path], dice: &mut Dice) -> bool {
         if self.op != op || !paths.iter().any(|path| path.to_string_lossy().contains(&self.path_part)) {
             return false;
         }
@@ -107,8 +115,8 @@ impl Rule {
             self.skip -= 1;
             return false;
         }
-        let strikes = self.times > 0;
-        self.times = self.times.saturating_sub(1);
+        let strikes = self.times > 0 && (self.permille == 1000 || dice.below(1000) < self.permille.into());
+        self.times -= u64::from(strikes && self.times != u64::MAX);
         strikes
     }
 }
@@ -193,7 +201,7 @@ impl FaultPlan {
     pub(super) fn next(&mut self, op: Op, paths: &[&Path], dice: &mut Dice) -> Option<Fault> {
         let mut found = None;
         for rule in &mut self.rules {
-            if rule.strikes(op, paths) && found.is_none() {
+            if rule.strikes(op, paths, dice) && found.is_none() {
                 found = Some(rule.fault);
             }
         }

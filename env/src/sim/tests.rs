@@ -255,6 +255,25 @@ fn a_directory_is_durable_only_with_its_parents_entry() {
 }
 
 #[test]
+fn a_directory_made_durable_survives_a_cut_with_all_its_parents() {
+    let (env, sim) = env(1);
+    crate::create_dir_durable(&*env.storage, Path::new("/a/b")).unwrap();
+    crate::create_dir_durable(&*env.storage, Path::new("a/b/c/d")).unwrap();
+    crate::create_dir_durable(&*env.storage, Path::new("e")).unwrap();
+    assert!(!sim.storage.has_unsynced());
+    let survivors: Vec<_> = sim.storage.power_cut(Fate::LoseUnsynced).list_all().into_iter().map(|(p, _)| p).collect();
+    assert_eq!(survivors, ["/a/", "/a/b/", "/a/b/c/", "/a/b/c/d/", "/e/"]);
+}
+
+#[test]
+fn files_and_directories_behave_as_the_trait_says() {
+    let storage = SimStorage::new(1);
+    storage.write_file("/d/x", b"").unwrap();
+    storage.remove_file(Path::new("/d/x")).unwrap();
+    crate::storage::tests::behaves(&storage, Path::new("/d"));
+}
+
+#[test]
 fn a_rename_across_directories_is_one_step_whichever_is_synced() {
     for synced in ["/d", "/e", "/"] {
         let storage = with_file(b"x");
@@ -364,6 +383,16 @@ fn rules_count_only_calls_of_their_kind_and_path() {
     assert_eq!(storage.count(Op::Sync), 10);
     assert!(file.write_at(b"y", 0).is_ok());
     assert!((0..9).all(|_| file.write_at(b"y", 0).unwrap_err().raw_os_error() == Some(libc::EDQUOT)));
+}
+
+#[test]
+fn a_rule_by_chance_strikes_some_calls() {
+    let storage = with_file(b"x");
+    let file = open(&storage, "/d/f");
+    let rule = Rule::new(Op::Read, Fault::Errno(libc::EIO)).sticky().chance_permille(250);
+    storage.arm(FaultPlan::new().rule(rule));
+    let failed = (0..1000).filter(|_| file.read_at(&mut [0], 0).is_err()).count();
+    assert!((150..350).contains(&failed), "{failed}");
 }
 
 #[test]
@@ -486,9 +515,9 @@ fn replace(env: &Env, sync_file: bool, sync_dir: bool) -> std::io::Result<()> {
 fn survives(sync_file: bool, sync_dir: bool) -> bool {
     std::panic::catch_unwind(|| {
         let workload = |env: &Env| replace(env, sync_file, sync_dir).is_ok();
-        cut_everywhere(5, 50, workload, |env, acked| {
+        cut_everywhere(&env(5).1, 50, workload, |sim, acked| {
             let mut bytes = [0; 3];
-            let found = env.storage.open(Path::new("/f"), OpenMode::Read);
+            let found = sim.storage.open(Path::new("/f"), OpenMode::Read);
             let whole = found.and_then(|file| read_exact_at(&*file, &mut bytes, 0)).is_ok();
             assert!(!whole || &bytes == b"one" || &bytes == b"two");
             assert!(!acked || (whole && &bytes == b"two"));
@@ -506,5 +535,37 @@ fn a_careful_replacement_survives_a_cut_anywhere_and_a_careless_one_is_caught() 
 
 #[test]
 fn cut_points_are_as_many_as_mutating_calls() {
-    assert_eq!(count_ops(1, |env| replace(env, true, true).unwrap()), 10);
+    assert_eq!(count_ops(&env(1).1, |env| replace(env, true, true).unwrap()), 10);
+}
+
+/// Goal: crashes can be nested. Method: a move by copy and remove, redone at start, cut at every step of both.
+#[test]
+fn recovery_can_be_cut_in_its_turn() {
+    let resume = |env: &Env| -> std::io::Result<()> {
+        let storage = &*env.storage;
+        let (from, to, temp) = (Path::new("/d/f"), Path::new("/d/g"), Path::new("/d/g.tmp"));
+        if storage.exists(temp)? {
+            storage.remove_file(temp)?;
+        }
+        if storage.exists(from)? {
+            let file = storage.open(temp, OpenMode::CreateNew)?;
+            write_all_at(&*file, b"x", 0)?;
+            file.sync()?;
+            storage.rename(temp, to)?;
+            storage.sync_dir(Path::new("/d"))?;
+            storage.remove_file(from)?;
+        }
+        storage.sync_dir(Path::new("/d"))
+    };
+    let start = env(9).1;
+    start.storage.write_file("/d/f", b"x").unwrap();
+    let whole = |storage: &SimStorage, path| storage.read_file(path).is_ok_and(|bytes| bytes == b"x");
+    cut_everywhere(&start, 4, resume, |sim, _| {
+        cut_everywhere(sim, 4, resume, |sim, done| {
+            assert!(whole(&sim.storage, "/d/f") || whole(&sim.storage, "/d/g"));
+            resume(&sim.env()).unwrap();
+            assert!(done.is_err() || !sim.storage.exists(Path::new("/d/f")).unwrap());
+            assert_eq!(sim.storage.list_all(), [("/d/".into(), Vec::new()), ("/d/g".into(), b"x".to_vec())]);
+        });
+    });
 }

@@ -21,7 +21,12 @@ struct Hands {
 impl SimClock {
     #[expect(clippy::new_without_default, reason = "a clock is made once, by name")]
     pub fn new() -> SimClock {
-        SimClock(Arc::new(Hands { unix_ns: AtomicU64::new(START_UNIX_NS), monotonic_ns: AtomicU64::new(0) }))
+        SimClock::at(START_UNIX_NS, 0)
+    }
+
+    /// The same time, moved apart.
+    pub fn fork(&self) -> SimClock {
+        SimClock::at(self.0.unix_ns.load(SeqCst), self.0.monotonic_ns.load(SeqCst))
     }
 
     /// Lets time pass, on both clocks.
@@ -35,6 +40,10 @@ impl SimClock {
     pub fn jump_wall(&self, ns: i64) {
         let jump = |now: u64| Some(now.saturating_add_signed(ns));
         self.0.unix_ns.fetch_update(SeqCst, SeqCst, jump).expect("the jump is always a time");
+    }
+
+    fn at(unix_ns: u64, monotonic_ns: u64) -> SimClock {
+        SimClock(Arc::new(Hands { unix_ns: AtomicU64::new(unix_ns), monotonic_ns: AtomicU64::new(monotonic_ns) }))
     }
 }
 
