@@ -1,0 +1,178 @@
+//! The command line, as a value.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{ConfigError, Setting};
+
+/// A durable, memory-first key-value server that speaks the Couchbase KV protocol.
+#[derive(Parser)]
+#[command(name = "settee", version, propagate_version = true, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run the server
+    Serve(Serve),
+    /// Show a running server's counters; `settee stats timings` draws latency histograms
+    Stats(Stats),
+    /// Create, list, delete or empty buckets of a running server
+    #[command(subcommand)]
+    Bucket(Bucket),
+    /// Look into couchstore files; needs no server
+    #[command(subcommand)]
+    File(File),
+    /// Print every configuration key as Markdown
+    #[command(hide = true)]
+    Keys,
+}
+
+#[derive(Args)]
+pub struct Serve {
+    /// Configuration file (TOML); see docs/config.md for the keys
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Directory that holds everything [default: ./settee-data]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<String>,
+    /// Key-value address [default: 127.0.0.1:11210]; port 0 picks a free one
+    #[arg(long, value_name = "ADDR")]
+    kv: Option<String>,
+    /// Admin (HTTP) address [default: 127.0.0.1:8091]
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<String>,
+    /// User made at the first start [default: Administrator]
+    #[arg(long)]
+    user: Option<String>,
+    /// File whose first line is that user's password
+    #[arg(long, value_name = "FILE")]
+    password_file: Option<String>,
+    /// Bucket to create if it is missing [default: default]
+    #[arg(long)]
+    bucket: Option<String>,
+    /// Any configuration key
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl Serve {
+    /// What the options set, `--set` first so that the named options win.
+    pub fn settings(&self) -> Result<Vec<Setting>, ConfigError> {
+        let mut settings: Vec<Setting> = self.set.iter().map(|pair| Setting::parse(pair)).collect::<Result<_, _>>()?;
+        for (option, key, value) in [
+            ("--data-dir", "data_dir", &self.data_dir),
+            ("--kv", "kv.listen", &self.kv),
+            ("--admin", "admin.listen", &self.admin),
+            ("--user", "user", &self.user),
+            ("--password-file", "password_file", &self.password_file),
+            ("--bucket", "bucket.name", &self.bucket),
+        ] {
+            if let Some(value) = value {
+                settings.push(Setting::new(option, key, value.as_str()));
+            }
+        }
+        Ok(settings)
+    }
+}
+
+/// How to reach a running server. The password is taken from SETTEE_PASSWORD, --password-file, or the data directory.
+#[derive(Args, Clone)]
+pub struct Target {
+    /// Key-value address of the server
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:11210")]
+    pub kv: String,
+    #[arg(long, default_value = "Administrator")]
+    pub user: String,
+    /// File whose first line is the password
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// The server's data directory, for the password generated there
+    #[arg(long, value_name = "DIR", default_value = "./settee-data")]
+    pub data_dir: PathBuf,
+}
+
+#[derive(Args)]
+pub struct Stats {
+    /// Which counters: empty for the general ones, or a group such as timings, memory, connections, vbucket-details
+    pub group: Option<String>,
+    /// Arguments of the group, such as a vBucket
+    pub args: Vec<String>,
+    #[command(flatten)]
+    pub target: Target,
+    #[arg(long, default_value = "default")]
+    pub bucket: String,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum Bucket {
+    /// Make a bucket
+    Create {
+        name: String,
+        /// Memory in MiB
+        #[arg(long, default_value_t = 1024)]
+        quota_mb: u64,
+        #[arg(long, default_value_t = 0)]
+        replicas: u8,
+        /// A power of two up to 1024
+        #[arg(long, default_value_t = 1024)]
+        vbuckets: u16,
+        /// Refuse FLUSH
+        #[arg(long)]
+        no_flush: bool,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// List the buckets
+    List {
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Delete a bucket and all its documents
+    Delete {
+        name: String,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Delete all documents of a bucket
+    Flush {
+        name: String,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Rewrite a bucket's files without their garbage
+    Compact {
+        name: String,
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+#[derive(Subcommand)]
+pub enum File {
+    /// Header, counts and sizes
+    Info {
+        file: PathBuf,
+        /// Skip damaged headers and show the newest good one
+        #[arg(long)]
+        recover: bool,
+    },
+    /// Every document in seqno order, one JSON object a line
+    Dump {
+        file: PathBuf,
+        #[arg(long)]
+        recover: bool,
+    },
+    /// Prove checksums, order, reductions and the agreement of the trees; exit 3 and name the first damage
+    Check {
+        file: PathBuf,
+        #[arg(long)]
+        recover: bool,
+    },
+}

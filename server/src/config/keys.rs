@@ -1,0 +1,285 @@
+//! Every configuration key, one row each. The command line, `settee.toml`, `--set`, the error messages and
+//! `docs/config.md` all walk this table.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+
+use super::Config;
+
+/// One configuration key.
+pub struct Key {
+    /// As written in `--set` and, with its dots as tables, in `settee.toml`.
+    pub name: &'static str,
+    /// What holds when nobody says otherwise, in the syntax of `set`.
+    pub default: &'static str,
+    pub doc: &'static str,
+    /// Checks the text and stores the value. The error says what would be accepted.
+    pub set: fn(&mut Config, &str) -> Result<(), String>,
+}
+
+pub static KEYS: &[Key] = &[
+    Key {
+        name: "admin.listen",
+        default: "127.0.0.1:8091",
+        doc: "Address of the admin port (HTTP): SDK bootstrap, health, metrics. Port 0 picks a free one.",
+        set: |c, v| address(v).map(|a| c.admin_listen = a),
+    },
+    Key {
+        name: "auth.scram_iterations",
+        default: "4096",
+        doc: "PBKDF2 rounds for passwords stored from now on. Every connecting client pays them once; raise it for passwords \
+              that people choose.",
+        set: |c, v| number(v, 4096, 1_000_000).map(|n| c.scram_iterations = n as u32),
+    },
+    Key {
+        name: "bucket.flush_enabled",
+        default: "true",
+        doc: "Whether the bucket made at start may be emptied with FLUSH.",
+        set: |c, v| boolean(v).map(|b| c.bucket_flush_enabled = b),
+    },
+    Key {
+        name: "bucket.name",
+        default: "default",
+        doc: "A bucket to create at start if it is missing. Empty: none.",
+        set: |c, v| bucket_name(v).map(|n| c.bucket_name = n),
+    },
+    Key {
+        name: "bucket.quota_mb",
+        default: "1024",
+        doc: "Memory of the bucket made at start, in MiB: keys, metadata and values. Writes are refused with a temporary failure when \
+              it is used up.",
+        set: |c, v| number(v, 16, 1 << 24).map(|n| c.bucket_quota_bytes = n << 20),
+    },
+    Key {
+        name: "bucket.replicas",
+        default: "0",
+        doc: "Copies beside the active one, for the bucket made at start. On a single node anything above 0 makes durable writes \
+              impossible.",
+        set: |c, v| number(v, 0, 2).map(|n| c.bucket_replicas = n as u8),
+    },
+    Key {
+        name: "bucket.vbuckets",
+        default: "1024",
+        doc: "vBuckets of the bucket made at start: a power of two. Fixed for the life of a bucket.",
+        set: |c, v| power_of_two(v, 1, 1024).map(|n| c.bucket_vbuckets = n as u16),
+    },
+    Key {
+        name: "data_dir",
+        default: "./settee-data",
+        doc: "Directory that holds everything. One server a directory.",
+        set: |c, v| non_empty(v).map(|v| c.data_dir = v.into()),
+    },
+    Key {
+        name: "durability.timeout_ms",
+        default: "30000",
+        doc: "How long a synchronous write may take when the client did not say, in milliseconds.",
+        set: |c, v| number(v, 1, 65_534).map(|n| c.durability_timeout_ms = n as u32),
+    },
+    Key {
+        name: "expiry.pager_interval_s",
+        default: "600",
+        doc: "How often expired documents that nobody asks for are removed, in seconds.",
+        set: |c, v| number(v, 1, 86_400).map(|n| c.pager_interval_s = n as u32),
+    },
+    Key {
+        name: "kv.connections_max",
+        default: "10000",
+        doc: "Client connections at a time. Further clients wait in the listen backlog.",
+        set: |c, v| number(v, 8, 1_000_000).map(|n| c.connections_max = n as usize),
+    },
+    Key {
+        name: "kv.listen",
+        default: "127.0.0.1:11210",
+        doc: "Address of the key-value port. Port 0 picks a free one.",
+        set: |c, v| address(v).map(|a| c.kv_listen = a),
+    },
+    Key {
+        name: "kv.open_bucket",
+        default: "",
+        doc: "A bucket that clients which never authenticate may use, for plain memcached clients. Empty: none. Refused unless the \
+              key-value port is on loopback, or kv.open_bucket_anywhere is true.",
+        set: |c, v| bucket_name(v).map(|n| c.open_bucket = n),
+    },
+    Key {
+        name: "kv.open_bucket_anywhere",
+        default: "false",
+        doc: "Allow kv.open_bucket on an address that other machines can reach.",
+        set: |c, v| boolean(v).map(|b| c.open_bucket_anywhere = b),
+    },
+    Key {
+        name: "kv.workers",
+        default: "0",
+        doc: "Threads that serve connections. 0: one a core.",
+        set: |c, v| number(v, 0, 256).map(|n| c.workers = n as usize),
+    },
+    Key {
+        name: "log.level",
+        default: "info",
+        doc: "What goes to stderr: error, warn, info, debug or trace; or a filter such as info,persist=debug.",
+        set: |c, v| log_filter(v).map(|v| c.log_level = v),
+    },
+    Key {
+        name: "password_file",
+        default: "",
+        doc: "File whose first line is the password of the user below. Without it, and without SETTEE_PASSWORD in the environment, a \
+              password is generated at the first start.",
+        set: |c, v| {
+            c.password_file = v.to_owned();
+            Ok(())
+        },
+    },
+    Key {
+        name: "persist.batch_bytes_max",
+        default: "16777216",
+        doc: "Most bytes of changes that one commit of a vBucket takes.",
+        set: |c, v| number(v, 4096, 1 << 30).map(|n| c.batch_bytes_max = n as usize),
+    },
+    Key {
+        name: "persist.format",
+        default: "13",
+        doc: "couchstore version of files made from now on: 13, which released tools read, or 14.",
+        set: |c, v| match v {
+            "13" => Ok(c.file_format = 13),
+            "14" => Ok(c.file_format = 14),
+            _ => Err("13 or 14".to_owned()),
+        },
+    },
+    Key {
+        name: "persist.readers",
+        default: "4",
+        doc: "Threads that read documents from disk.",
+        set: |c, v| number(v, 1, 128).map(|n| c.readers = n as usize),
+    },
+    Key {
+        name: "persist.writers",
+        default: "8",
+        doc: "Threads that commit vBucket files. Each waits for the disk most of its time.",
+        set: |c, v| number(v, 1, 128).map(|n| c.writers = n as usize),
+    },
+    Key {
+        name: "user",
+        default: "Administrator",
+        doc: "Name of the user that is made at the first start.",
+        set: |c, v| user_name(v).map(|v| c.user = v),
+    },
+];
+
+/// The row of a key.
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+/// The key somebody who wrote `name` most likely meant.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    let (distance, nearest) = KEYS.iter().map(|key| (edit_distance(name, key.name), key.name)).min()?;
+    (distance <= name.len().max(4) / 2).then_some(nearest)
+}
+
+/// How many insertions, deletions and replacements turn `a` into `b`.
+pub fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+/// Whether a bucket may have this name: 1 to 100 of `A-Z a-z 0-9 . % - _`, not starting with a dot.
+pub fn is_bucket_name(name: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b".%-_".contains(&b);
+    (1..=100).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('.')
+}
+
+fn bucket_name(text: &str) -> Result<String, String> {
+    if text.is_empty() || is_bucket_name(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("a bucket name: 1 to 100 of A-Z a-z 0-9 . % - _, not starting with a dot".to_owned())
+    }
+}
+
+fn user_name(text: &str) -> Result<String, String> {
+    let fits = (1..=128).contains(&text.len()) && !text.contains(|c: char| c.is_control() || "()<>@,;:\\\"/[]?={}".contains(c));
+    if fits { Ok(text.to_owned()) } else { Err("1 to 128 characters, none of ()<>@,;:\\\"/[]?={}".to_owned()) }
+}
+
+fn non_empty(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("something that is not empty".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+fn log_filter(text: &str) -> Result<String, String> {
+    match tracing_subscriber::EnvFilter::from_str(text) {
+        Ok(_) if !text.is_empty() => Ok(text.to_owned()),
+        _ => Err("error, warn, info, debug, trace or a filter such as info,persist=debug".to_owned()),
+    }
+}
+
+fn boolean(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| "true or false".to_owned())
+}
+
+fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
+    let wanted = || format!("a whole number from {least} to {most}");
+    let n: u64 = text.parse().map_err(|_| wanted())?;
+    if (least..=most).contains(&n) { Ok(n) } else { Err(wanted()) }
+}
+
+fn power_of_two(text: &str, least: u64, most: u64) -> Result<u64, String> {
+    match number(text, least, most) {
+        Ok(n) if n.is_power_of_two() => Ok(n),
+        _ => Err(format!("a power of two from {least} to {most}")),
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let wanted = || "an address with a port, such as 127.0.0.1:11210 or [::1]:0".to_owned();
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Err(format!("{} (the port is missing after {ip})", wanted()));
+    }
+    text.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_accepted_by_its_own_key() {
+        Config::defaults();
+    }
+
+    #[test]
+    fn keys_are_sorted_and_unique() {
+        assert!(KEYS.is_sorted_by(|a, b| a.name < b.name));
+    }
+
+    #[test]
+    fn a_slip_of_the_finger_finds_its_key() {
+        assert_eq!(nearest("bucket.replica"), Some("bucket.replicas"));
+        assert_eq!(nearest("persist.writer"), Some("persist.writers"));
+        assert_eq!(nearest("zzzzzzzzzzzzzzzzzzzzzzzz"), None);
+    }
+
+    #[test]
+    fn values_out_of_range_name_the_range() {
+        let mut config = Config::defaults();
+        for (key, value, expected) in [
+            ("bucket.vbuckets", "1000", "a power of two from 1 to 1024"),
+            ("kv.workers", "-1", "a whole number from 0 to 256"),
+            ("kv.listen", "127.0.0.1", "the port is missing"),
+            ("bucket.name", "a/b", "a bucket name"),
+            ("bucket.name", "..", "a bucket name"),
+            ("log.level", "=,=", "error, warn"),
+        ] {
+            let error = (find(key).unwrap().set)(&mut config, value).unwrap_err();
+            assert!(error.contains(expected), "{key}={value}: {error}");
+        }
+    }
+}
