@@ -42,8 +42,8 @@ pub struct DirLock {
 pub fn lock_dir(path: &Path) -> io::Result<DirLock> {
     let path = path.join("settee.lock");
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    let options = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-    let mut file = options.map_err(named)?;
+    let opened = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+    let mut file = opened.map_err(named)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(fs::TryLockError::Error(error)) => return Err(named(error)),

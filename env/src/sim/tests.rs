@@ -233,6 +233,27 @@ fn a_removal_may_outlive_an_earlier_rename_to_another_name() {
 }
 
 #[test]
+fn a_file_renamed_twice_has_one_of_its_names_after_a_cut() {
+    let storage = with_file(b"x");
+    storage.rename(Path::new("/d/f"), Path::new("/d/g")).unwrap();
+    storage.rename(Path::new("/d/g"), Path::new("/d/h")).unwrap();
+    let names = |seed| storage.fork().power_cut(seed).list(Path::new("/d")).unwrap();
+    let found: BTreeSet<Vec<String>> = (0..FATES).map(names).collect();
+    assert_eq!(found, ["f", "g", "h"].map(|name| vec![name.to_owned()]).into());
+}
+
+#[test]
+fn a_sync_of_one_directory_leaves_no_older_change_of_the_other_to_win_later() {
+    let storage = with_file(b"x");
+    storage.write_file("/e/other", b"").unwrap();
+    create(&storage, "/e/f");
+    storage.rename(Path::new("/d/f"), Path::new("/e/f")).unwrap();
+    storage.sync_dir(Path::new("/d")).unwrap();
+    storage.sync_dir(Path::new("/e")).unwrap();
+    assert_eq!(outcomes(&storage, "/e/f"), BTreeSet::from([Some(b"x".to_vec())]));
+}
+
+#[test]
 fn a_synced_file_whose_entry_was_never_synced_may_be_lost() {
     let storage = with_file(b"");
     let file = create(&storage, "/d/g");
