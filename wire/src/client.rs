@@ -99,3 +99,25 @@ pub fn status(response: &Frame<'_>) -> Result<Status, u16> {
 pub fn server_duration_us(response: &Frame<'_>) -> Option<u64> {
     server_duration(response.framing_extras).map(decode_duration_us)
 }
+
+/// Appends one operation of a multi-path lookup.
+///
+/// # Panics
+/// If the path is longer than its length field can say.
+pub fn push_lookup_spec(out: &mut Vec<u8>, opcode: u8, path_flags: u8, path: &[u8]) {
+    out.extend_from_slice(&[opcode, path_flags]);
+    out.extend_from_slice(&u16::try_from(path.len()).expect("a path of up to 64 KiB").to_be_bytes());
+    out.extend_from_slice(path);
+}
+
+/// Appends one operation of a multi-path mutation.
+///
+/// # Panics
+/// If the path or the value is longer than its length field can say.
+pub fn push_mutation_spec(out: &mut Vec<u8>, opcode: u8, path_flags: u8, path: &[u8], value: &[u8]) {
+    out.extend_from_slice(&[opcode, path_flags]);
+    out.extend_from_slice(&u16::try_from(path.len()).expect("a path of up to 64 KiB").to_be_bytes());
+    out.extend_from_slice(&u32::try_from(value.len()).expect("a value of up to 4 GiB").to_be_bytes());
+    out.extend_from_slice(path);
+    out.extend_from_slice(value);
+}

@@ -78,8 +78,6 @@ fn walk(request: &Request<'_>) {
     match request.command {
         Command::Get(get) => assert!(get.key.resolve().as_key().as_bytes().ends_with(get.key.wire())),
         Command::Observe(keys) => keys.for_each(|(_, key)| assert!(!key.resolve().as_key().logical().is_empty())),
-        Command::SubdocLookup(lookup) => drop(lookup.specs.last()),
-        Command::SubdocMutation(mutation) => drop(mutation.specs.last()),
         Command::Hello(hello) => drop(negotiate(hello.features, FeatureSet::of(Feature::ALL))),
         _ => {}
     }

@@ -7,7 +7,6 @@ use crate::frame::u16_at;
 use crate::frame_info::RequestFrames;
 use crate::hello::RequestedFeatures;
 use crate::opcode::Opcode;
-use crate::subdoc::Specs;
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,24 +271,26 @@ pub struct WithMeta<'a> {
     pub value: &'a [u8],
 }
 
-/// The flags are as sent: that they suit the operation is checked where it is carried out.
+/// Flags, path and value are as sent: whether they suit the operation is checked where it is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubdocSingle<'a> {
     pub opcode: Opcode,
     pub key: Key<'a>,
-    pub path: &'a [u8],
     pub path_flags: u8,
+    pub path_len: u16,
+    /// The path, then the value. May be shorter than the path is said to be.
+    pub body: &'a [u8],
     pub doc_flags: u8,
     pub expiry: Option<u32>,
     pub user_flags: Option<u32>,
-    pub value: &'a [u8],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubdocLookup<'a> {
     pub key: Key<'a>,
     pub doc_flags: u8,
-    pub specs: Specs<'a>,
+    /// The operations, back to back, as sent.
+    pub specs: &'a [u8],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,7 +299,8 @@ pub struct SubdocMutation<'a> {
     pub doc_flags: u8,
     pub expiry: Option<u32>,
     pub user_flags: Option<u32>,
-    pub specs: Specs<'a>,
+    /// The operations, back to back, as sent.
+    pub specs: &'a [u8],
 }
 
 /// The keys of an OBSERVE: checked, so walking them cannot fail.

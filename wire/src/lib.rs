@@ -22,7 +22,6 @@ pub mod opcode;
 mod parse;
 pub mod reply;
 pub mod status;
-pub mod subdoc;
 
 pub use frame::{Close, Frame, FrameReader, Header, Magic, Next, Side};
 pub use frame_info::{Durability, RequestFrames};

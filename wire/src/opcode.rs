@@ -208,21 +208,21 @@ opcodes! {
         0xba GetManifest   "COLLECTIONS_GET_MANIFEST" {}     [0]     No   No   Any  RAW;
         0xbb GetCollectionId "COLLECTIONS_GET_ID" {}         [0]     May  May  Any  RAW;
         0xbc GetScopeId    "COLLECTIONS_GET_SCOPE_ID" {}     [0]     May  May  Any  RAW;
-        0xc5 SubdocGet     "SUBDOC_GET"          {R C}       [3 4]   Must Must Any  RAW;
-        0xc6 SubdocExists  "SUBDOC_EXISTS"       {R C}       [3 4]   Must Must Any  RAW;
-        0xc7 SubdocDictAdd "SUBDOC_DICT_ADD"     {D R C P}   [3 4 7 8 11 12] Must Must Any RAW;
-        0xc8 SubdocDictUpsert "SUBDOC_DICT_UPSERT" {D R C P} [3 4 7 8 11 12] Must Must Any RAW;
-        0xc9 SubdocDelete  "SUBDOC_DELETE"       {D R C P}   [3 4 7 8 11 12] Must Must Any RAW;
-        0xca SubdocReplace "SUBDOC_REPLACE"      {D R C P}   [3 4 7 8 11 12] Must Must Any RAW;
-        0xcb SubdocArrayPushLast "SUBDOC_ARRAY_PUSH_LAST" {D R C P} [3 4 7 8 11 12] Must Must Any RAW;
-        0xcc SubdocArrayPushFirst "SUBDOC_ARRAY_PUSH_FIRST" {D R C P} [3 4 7 8 11 12] Must Must Any RAW;
-        0xcd SubdocArrayInsert "SUBDOC_ARRAY_INSERT" {D R C P} [3 4 7 8 11 12] Must Must Any RAW;
-        0xce SubdocArrayAddUnique "SUBDOC_ARRAY_ADD_UNIQUE" {D R C P} [3 4 7 8 11 12] Must Must Any RAW;
-        0xcf SubdocCounter "SUBDOC_COUNTER"      {D R C P}   [3 4 7 8 11 12] Must Must Any RAW;
-        0xd0 SubdocMultiLookup "SUBDOC_MULTI_LOOKUP" {R C}   [0 1]   Must Must Any  RAW;
-        0xd1 SubdocMultiMutation "SUBDOC_MULTI_MUTATION" {D R C P} [0 1 4 5 8 9] Must Must Any RAW;
+        0xc5 SubdocGet     "SUBDOC_GET"          {R C}       [3 4]   Must May Any  RAW;
+        0xc6 SubdocExists  "SUBDOC_EXISTS"       {R C}       [3 4]   Must May Any  RAW;
+        0xc7 SubdocDictAdd "SUBDOC_DICT_ADD"     {D R C P}   [3 4 7 8 11 12] Must May Any RAW;
+        0xc8 SubdocDictUpsert "SUBDOC_DICT_UPSERT" {D R C P} [3 4 7 8 11 12] Must May Any RAW;
+        0xc9 SubdocDelete  "SUBDOC_DELETE"       {D R C P}   [3 4 7 8 11 12] Must May Any RAW;
+        0xca SubdocReplace "SUBDOC_REPLACE"      {D R C P}   [3 4 7 8 11 12] Must May Any RAW;
+        0xcb SubdocArrayPushLast "SUBDOC_ARRAY_PUSH_LAST" {D R C P} [3 4 7 8 11 12] Must May Any RAW;
+        0xcc SubdocArrayPushFirst "SUBDOC_ARRAY_PUSH_FIRST" {D R C P} [3 4 7 8 11 12] Must May Any RAW;
+        0xcd SubdocArrayInsert "SUBDOC_ARRAY_INSERT" {D R C P} [3 4 7 8 11 12] Must May Any RAW;
+        0xce SubdocArrayAddUnique "SUBDOC_ARRAY_ADD_UNIQUE" {D R C P} [3 4 7 8 11 12] Must May Any RAW;
+        0xcf SubdocCounter "SUBDOC_COUNTER"      {D R C P}   [3 4 7 8 11 12] Must May Any RAW;
+        0xd0 SubdocMultiLookup "SUBDOC_MULTI_LOOKUP" {R C}   [0 1]   Must May Any  RAW;
+        0xd1 SubdocMultiMutation "SUBDOC_MULTI_MUTATION" {D R C P} [0 1 4 5 8 9] Must May Any RAW;
         0xd2 SubdocGetCount "SUBDOC_GET_COUNT"   {R C}       [3 4]   Must May  Any  RAW;
-        0xd3 SubdocReplaceBodyWithXattr "SUBDOC_REPLACE_BODY_WITH_XATTR" {D R C P} [3 4 7 8 11 12] Must Must Any RAW;
+        0xd3 SubdocReplaceBodyWithXattr "SUBDOC_REPLACE_BODY_WITH_XATTR" {D R C P} [3 4 7 8 11 12] Must May Any RAW;
         0xfe GetErrorMap   "GET_ERROR_MAP"       {A}         [0]     No   Must Any  RAW;
     }
     not_built {

@@ -12,7 +12,6 @@ use crate::hello::{Feature, FeatureSet, RequestedFeatures};
 use crate::kv::*;
 use crate::opcode::{CasRule, Info, Opcode};
 use crate::status::Status;
-use crate::subdoc::{self, PATH_LEN_MAX, Specs};
 
 /// Why a frame is no request, and what to tell the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -131,7 +130,7 @@ impl<'a> Fields<'_, 'a> {
             Opcode::SubdocMultiLookup => Command::SubdocLookup(SubdocLookup {
                 key: self.key()?,
                 doc_flags: extras.first().copied().unwrap_or(0),
-                specs: Specs::of_lookup(value),
+                specs: value,
             }),
             Opcode::SubdocMultiMutation => Command::SubdocMutation(self.subdoc_mutation()?),
             Opcode::SubdocGet
@@ -320,31 +319,16 @@ impl<'a> Fields<'_, 'a> {
 
     fn subdoc_single(&self, opcode: Opcode) -> Result<SubdocSingle<'a>, ParseError> {
         let Frame { extras, value: body, .. } = *self.frame;
-        let Some(shape) = subdoc::shape(opcode as u8) else { unreachable!("called for single-path opcodes only") };
-        let path_len = usize::from(u16_at(extras, 0));
-        let Some((path, value)) = body.split_at_checked(path_len) else {
-            return einval(format!("the path is said to have {path_len} bytes of a body of {}", body.len()));
-        };
-        if path_len > PATH_LEN_MAX {
-            return einval(format!("the path has {path_len} bytes, more than {PATH_LEN_MAX}"));
-        }
-        if path.is_empty() && !shape.empty_path {
-            return einval(format!("{} needs a path", opcode.name()));
-        }
-        if shape.takes_value == value.is_empty() {
-            let verb = if shape.takes_value { "needs" } else { "takes no" };
-            return einval(format!("{} {verb} a value", opcode.name()));
-        }
         let len = extras.len();
         Ok(SubdocSingle {
             opcode,
             key: self.key()?,
-            path,
             path_flags: extras[2],
+            path_len: u16_at(extras, 0),
+            body,
             doc_flags: if matches!(len, 4 | 8 | 12) { extras[len - 1] } else { 0 },
             expiry: self.optional_u32(3),
             user_flags: self.optional_u32(7),
-            value,
         })
     }
 
@@ -356,7 +340,7 @@ impl<'a> Fields<'_, 'a> {
             doc_flags: if matches!(len, 1 | 5 | 9) { extras[len - 1] } else { 0 },
             expiry: self.optional_u32(0),
             user_flags: self.optional_u32(4),
-            specs: Specs::of_mutation(value),
+            specs: value,
         })
     }
 

@@ -201,8 +201,7 @@ impl Status {
         Legacy::Status(match self {
             Status::Locked => match opcode.loud() {
                 O::GetLocked | O::Unlock | O::Delete | O::DelWithMeta => Status::Etmpfail,
-                _ if crate::subdoc::shape(opcode as u8).is_some() => Status::Etmpfail,
-                O::SubdocMultiLookup | O::SubdocMultiMutation => Status::Etmpfail,
+                subdoc if (O::SubdocGet..=O::SubdocReplaceBodyWithXattr).contains(&subdoc) => Status::Etmpfail,
                 _ => Status::KeyEexists,
             },
             Status::NotLocked | Status::SyncWriteInProgress | Status::SyncWriteReCommitInProgress => Status::Etmpfail,
