@@ -47,12 +47,13 @@ impl<'a> Reply<'a> {
     /// Appends the frame.
     ///
     /// # Panics
-    /// If a part does not fit its length field: extras and key over 255 bytes, the whole over 4 GiB.
+    /// If a part does not fit its length field: extras over 255 bytes, a key over 64 KiB, the whole over 4 GiB.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        let duration = self.server_duration.map(server_duration_frame);
-        let framing: &[u8] = duration.as_ref().map_or(&[], |frame| frame);
         let keeps = self.status.keeps_payload();
         let (cas, extras, key) = if keeps { (self.cas, self.extras, self.key) } else { (Cas(0), &[][..], &[][..]) };
+        // The alternative form has no room for a longer key, and the duration may be left out.
+        let duration = self.server_duration.filter(|_| key.len() <= 255).map(server_duration_frame);
+        let framing: &[u8] = duration.as_ref().map_or(&[], |frame| frame);
         let parts = Parts {
             magic: if framing.is_empty() { Magic::Response } else { Magic::AltResponse },
             opcode: self.opcode,
@@ -141,7 +142,7 @@ impl Push<'_> {
     /// Appends the frame.
     ///
     /// # Panics
-    /// As [`Reply::encode`], but the key may have 64 KiB.
+    /// As [`Reply::encode`].
     pub fn encode(&self, out: &mut Vec<u8>) {
         let parts = Parts {
             magic: Magic::ServerRequest,
@@ -220,5 +221,97 @@ impl Parts<'_> {
         for part in parts {
             out.extend_from_slice(part);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Frame, FrameReader, Next, Side};
+
+    fn read(bytes: &[u8]) -> Frame<'_> {
+        match FrameReader::new(Side::Client).next(bytes) {
+            Ok(Next::Frame(frame)) if frame.frame_len() == bytes.len() => frame,
+            other => panic!("not one whole frame: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn errors_carry_neither_cas_nor_extras_nor_key() {
+        for &status in Status::ALL {
+            let full = Reply { cas: Cas(7), extras: b"extr", key: b"k", ..Reply::new(0, status, 1) };
+            let mut out = Vec::new();
+            full.encode(&mut out);
+            let frame = read(&out);
+            let kept = (frame.header.cas, frame.extras, frame.key) == (7, b"extr", b"k");
+            let empty = (frame.header.cas, frame.extras.len(), frame.key.len()) == (0, 0, 0);
+            assert!(if status.keeps_payload() { kept } else { empty }, "{}", status.name());
+        }
+    }
+
+    #[test]
+    fn the_alternative_form_is_used_for_durations_only() {
+        let mut out = Vec::new();
+        Reply::new(0x0a, Status::Success, 9).encode(&mut out);
+        assert_eq!((out[0], out.len()), (0x81, 24));
+        out.clear();
+        let long = [b'k'; 256];
+        let reply = Reply { server_duration: Some(3), ..Reply::new(0x0a, Status::Einval, 9) };
+        reply.encode(&mut out);
+        assert_eq!((out[0], read(&out).framing_extras), (0x18, &[0x02, 0, 3][..]));
+        out.clear();
+        Reply { key: &long, status: Status::Success, ..reply }.encode(&mut out);
+        assert_eq!((out[0], read(&out).key), (0x81, &long[..]));
+    }
+
+    #[test]
+    fn a_value_in_two_parts_is_one_value() {
+        let mut out = vec![0xee];
+        Reply { value: (b"xattrs", b"body"), ..Reply::new(0, Status::Success, 0) }.encode(&mut out);
+        assert_eq!(out[0], 0xee);
+        assert_eq!(read(&out[1..]).value, b"xattrsbody");
+    }
+
+    #[test]
+    fn error_bodies_are_json_whatever_the_context_holds() {
+        for context in ["", "plain", "a \"quote\", a \\ and\na line", "\u{1}\u{7f}\u{e9}\u{1f600}\t"] {
+            for manifest_uid in [None, Some(0x1f)] {
+                let json = error_json(ErrorBody { context, manifest_uid });
+                if context.is_empty() && manifest_uid.is_none() {
+                    assert_eq!(json, "");
+                    continue;
+                }
+                let parsed: serde_json::Value = serde_json::from_str(&json).expect("valid JSON");
+                assert_eq!(parsed["error"]["context"].as_str().unwrap_or(""), context);
+                assert_eq!(parsed["manifest_uid"].as_str(), manifest_uid.map(|_| "1f"));
+            }
+        }
+    }
+
+    #[test]
+    fn error_bodies_follow_what_was_negotiated() {
+        let error = |features: &[Feature]| {
+            let body = ErrorBody { context: "no such collection", manifest_uid: Some(3) };
+            let mut out = Vec::new();
+            let features = FeatureSet::of(features);
+            encode_error(&mut out, (0x01, 5), Status::UnknownCollection, body, features, None);
+            let frame = read(&out);
+            (frame.header.datatype, frame.value.to_vec())
+        };
+        let json = br#"{"error":{"context":"no such collection"},"manifest_uid":"3"}"#;
+        assert_eq!(error(&[Feature::Xerror, Feature::Json]), (1, json.to_vec()));
+        assert_eq!(error(&[Feature::Xerror]), (0, json.to_vec()));
+        assert_eq!(error(&[Feature::Json]), (0, vec![]));
+    }
+
+    #[test]
+    fn a_clustermap_push_names_version_and_bucket() {
+        let mut out = Vec::new();
+        let version = ConfigVersion { epoch: 1, rev: 0x0203 };
+        encode_clustermap_change(&mut out, 0xabcd, version, b"default", b"{}", Datatype::JSON);
+        let frame = read(&out);
+        assert_eq!((frame.header.magic, frame.header.opcode), (Magic::ServerRequest, 1));
+        assert_eq!(frame.extras, [0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 2, 3]);
+        assert_eq!((frame.key, frame.value, frame.header.datatype), (&b"default"[..], &b"{}"[..], 1));
     }
 }
