@@ -43,7 +43,8 @@ pub fn parse<'a>(frame: &Frame<'a>, features: FeatureSet) -> Result<Request<'a>,
         return einval("the frame is a response, not a request");
     }
     let opcode = Opcode::from_wire(header.opcode).map_err(|status| {
-        ParseError::new(status, format!("opcode {:#04x} {}", header.opcode, crate::opcode::name(header.opcode)))
+        let name = crate::opcode::name(header.opcode);
+        ParseError::new(status, format!("this server does not answer opcode {:#04x}, {name}", header.opcode))
     })?;
     let info = opcode.info();
     check_layout(frame, info, features)?;

@@ -110,6 +110,50 @@ fn for_every_legal_frame(mut then: impl FnMut(Opcode, Parts, FeatureSet)) {
     }
 }
 
+/// The rows written down a second time, by column instead of by opcode, so that a slip in one of them shows.
+#[test]
+fn the_columns_of_the_table_are_as_documented() {
+    let column = |has: fn(&wire::opcode::Info) -> bool| {
+        Opcode::ALL.iter().filter(|o| has(o.info())).map(|&o| o as u8).collect::<Vec<_>>()
+    };
+    let durable = [&[1, 2, 3, 4, 5, 6, 0x0e, 0x0f][..], &(0xc7..=0xcf).collect::<Vec<_>>(), &[0xd1, 0xd3]].concat();
+    assert_eq!(column(|i| i.durability()), durable);
+    let preserving: Vec<u8> = durable.iter().copied().filter(|code| ![2, 4].contains(code)).collect();
+    assert_eq!(column(|i| i.preserve_expiry()), preserving);
+    let subdoc: Vec<u8> = (0xc5..=0xd3).collect();
+    let reorderable = [0, 1, 2, 3, 4, 5, 6, 0x0c, 0x0e, 0x0f, 0x1c, 0x1d, 0x48, 0x83, 0x93, 0x94, 0x95, 0xb5];
+    assert_eq!(column(|i| i.reorderable()), [&reorderable[..], &subdoc].concat());
+    let quiet = [9, 0x0d, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1e, 0xa1, 0xa3, 0xa5, 0xa9];
+    assert_eq!(column(|i| i.quiet()), quiet);
+    let mut keyed = [&durable[..8], &[0, 0x0c, 0x1c, 0x1d], &quiet].concat();
+    keyed.retain(|code| ![0x17, 0x18].contains(code));
+    keyed.extend([0x83, 0x93, 0x94, 0x95, 0xa0, 0xa2, 0xa4, 0xa8, 0xb8]);
+    keyed.extend(subdoc);
+    keyed.sort_unstable();
+    assert_eq!(column(|i| i.collection_key()), keyed);
+
+    for opcode in Opcode::ALL {
+        let extras: &[u8] = match *opcode as u8 {
+            0x01 | 0x02 | 0x03 | 0x11 | 0x12 | 0x13 | 0xb7 => &[8],
+            0x05 | 0x06 | 0x15 | 0x16 => &[20],
+            0x1b | 0x1c | 0x1d | 0x1e | 0x82 => &[4],
+            0x08 | 0x18 | 0x94 | 0xb8 => &[0, 4],
+            0xa0 | 0xa1 | 0xd0 => &[0, 1],
+            0xa2..=0xa5 | 0xa8 | 0xa9 => &[24, 26, 28, 30],
+            0xc5 | 0xc6 | 0xd2 => &[3, 4],
+            0xc7..=0xcf | 0xd3 => &[3, 4, 7, 8, 11, 12],
+            0xd1 => &[0, 1, 4, 5, 8, 9],
+            0x3d => &[1],
+            0x48 => &[0, 4, 8],
+            0xb3 => &[24],
+            0xb5 => &[0, 16],
+            0xb6 => &[0, 4, 5],
+            _ => &[0],
+        };
+        assert_eq!(opcode.info().extras, extras, "{}", opcode.name());
+    }
+}
+
 #[test]
 fn every_opcode_takes_the_frames_of_its_row() {
     let mut seen = 0;
