@@ -1,0 +1,48 @@
+//! The few primitives everything here is built from, so that loom and shuttle can stand in for them.
+
+#[cfg(not(any(loom, shuttle)))]
+mod chosen {
+    pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+    pub use std::thread;
+    pub use std::thread_local;
+    pub use types::rank::Mutex;
+
+    pub fn park(limit: Option<std::time::Duration>) {
+        match limit {
+            None => thread::park(),
+            Some(limit) => thread::park_timeout(limit),
+        }
+    }
+}
+
+#[cfg(any(loom, shuttle))]
+mod chosen {
+    #[cfg(loom)]
+    use loom as checker;
+    #[cfg(shuttle)]
+    use shuttle as checker;
+
+    pub use checker::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+    pub use checker::thread;
+    pub use checker::thread_local;
+    use types::rank::Rank;
+
+    /// Neither checker models time: a sleep with a limit ends when someone calls.
+    pub fn park(_limit: Option<std::time::Duration>) {
+        thread::park();
+    }
+
+    pub struct Mutex<T>(checker::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub fn ranked(_: Rank, value: T) -> Mutex<T> {
+            Mutex(checker::sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> checker::sync::MutexGuard<'_, T> {
+            self.0.lock().expect("nothing panics under this lock")
+        }
+    }
+}
+
+pub use chosen::*;
