@@ -172,7 +172,8 @@ pub enum File {
     /// Prove checksums, order, reductions and the agreement of the trees; exit 3 and name the first damage
     Check {
         file: PathBuf,
+        /// Check what every commit in the file reaches, not only the newest
         #[arg(long)]
-        recover: bool,
+        all: bool,
     },
 }

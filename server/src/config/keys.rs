@@ -175,6 +175,20 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     (distance <= name.len().max(4) / 2).then_some(nearest)
 }
 
+/// Every key as a Markdown page: docs/config.md.
+pub fn markdown() -> String {
+    let mut page = String::from(
+        "# Configuration\n\nEvery key can be set on the command line with `--set KEY=VALUE`, or in the TOML file that `--config` \
+         names, where the dots are tables. The command line wins. An unknown key is an error. This page is made by \
+         `cargo xtask docs`.\n\n| Key | Default | Meaning |\n|---|---|---|\n",
+    );
+    for Key { name, default, doc, .. } in KEYS {
+        let default = if default.is_empty() { "empty".to_owned() } else { format!("`{default}`") };
+        page.push_str(&format!("| `{name}` | {default} | {doc} |\n"));
+    }
+    page
+}
+
 /// How many insertions, deletions and replacements turn `a` into `b`.
 pub fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();

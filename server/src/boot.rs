@@ -1,0 +1,211 @@
+//! `settee serve`, from nothing to `ready` and back.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use frontend::auth::{Role, Users};
+use frontend::cluster::Cluster;
+use persist::{BucketSpec, Store, StoreError};
+use scheduler::{PoolConfig, Pools, Stop};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use types::BucketUuid;
+
+use crate::admin;
+use crate::config::Config;
+use crate::exit::{Exit, OrExit, Refusal};
+use crate::node::Node;
+use crate::{credentials, log, stats};
+
+/// How long a stop waits for clients in the middle of something.
+const DRAIN_MAX: Duration = Duration::from_secs(4);
+
+pub fn serve(config: Config) -> Result<(), Refusal> {
+    let began = Instant::now();
+    log::start(&config.log_level);
+    // Signals are ours before anything needs an orderly end.
+    let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen for signals").or_exit(Exit::Environment)?;
+    let env = env::os::env();
+    match env::os::raise_fd_limit() {
+        Ok((soft, _)) => tracing::info!(descriptors = soft, "limits"),
+        Err(error) => tracing::warn!("cannot raise the descriptor limit: {error}"),
+    }
+
+    let _lock = claim(&config).or_exit(Exit::Environment)?;
+    // From here on the data directory is ours alone.
+    let node = Node::start(&config.data_dir, &env).or_exit(Exit::Environment)?;
+    let users = Arc::new(users(&config, &env)?);
+
+    let (kv_listener, admin_listener) = bind(&config)?;
+    let kv_address = kv_listener.address().or_exit(Exit::Environment)?;
+    let admin_address = admin_listener.address().or_exit(Exit::Environment)?;
+
+    let pool_config = PoolConfig { readers: config.readers, writers: config.writers, ..PoolConfig::default() };
+    let pools = Pools::start(&env, &pool_config);
+    let store = Store::open(&env, &pools, &config.data_dir, store_options(&config)).map_err(|error| refuse(&error))?;
+    // From here on every file was validated and nothing on disk is in doubt.
+    let engine = Arc::new(engine::Engine::new(&env, &pools, store, engine_options(&config)));
+    for line in engine.warm_up().map_err(|error| refuse(&error))? {
+        tracing::info!("{line}");
+    }
+    if !config.bucket_name.is_empty() && engine.bucket(&config.bucket_name).is_none() {
+        engine.create_bucket(first_bucket(&config)).map_err(|error| refuse(&error))?;
+        tracing::info!(bucket = config.bucket_name, "created");
+    }
+    // From here on a vBucket changes only because a client or the clock asked.
+
+    let hostname = advertised(kv_address);
+    let cluster = Cluster::new(&node.uuid, hostname.as_deref(), kv_address.port(), admin_address.port(), node.first_revision());
+    let cluster = Arc::new(cluster);
+    let process = Arc::new(stats::Process::new(&env, &pools, began));
+    let front = kv_listener
+        .serve(front_options(&config), &env, Arc::clone(&engine), Arc::clone(&users), Arc::clone(&cluster), process.clone())
+        .context("cannot start the key-value port")
+        .or_exit(Exit::Environment)?;
+    process.attach(&front);
+    let context = Arc::new(admin::Context {
+        engine: Arc::clone(&engine),
+        cluster,
+        users,
+        registry: process.registry(),
+        node_uuid: node.uuid,
+        ready: AtomicBool::new(true),
+        bucket_defaults: admin::Defaults { vbuckets: config.bucket_vbuckets, quota_bytes: config.bucket_quota_bytes },
+    });
+    let admin = admin_listener.serve(Arc::clone(&context)).context("cannot start the admin port").or_exit(Exit::Environment)?;
+    println!("ready kv={kv_address} admin={} pid={} after_ms={}", admin.address(), std::process::id(), began.elapsed().as_millis());
+
+    signals.forever().next();
+    tracing::info!("stopping: finishing what clients wait for");
+    std::thread::Builder::new()
+        .name("second signal".to_owned())
+        .spawn(move || {
+            signals.forever().next();
+            // The person asked twice: what is not on disk was not acknowledged as durable.
+            std::process::exit(1);
+        })
+        .or_exit(Exit::Environment)?;
+    context.ready.store(false, Ordering::Release);
+    front.drain(DRAIN_MAX);
+    // From here on no client can change anything.
+    engine.shutdown();
+    // From here on everything is on disk, and the directory says so.
+    drop(admin);
+    pools.shutdown(Stop::Cancel);
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// A bucket with a new identity and otherwise the plainest settings.
+pub fn new_bucket(name: &str) -> BucketSpec {
+    let env = env::os::env();
+    BucketSpec {
+        name: name.to_owned(),
+        uuid: BucketUuid(u128::from(env.rng.u64()) << 64 | u128::from(env.rng.u64())),
+        vbuckets: 1024,
+        replicas: 0,
+        quota_bytes: 1 << 30,
+        flush_enabled: false,
+    }
+}
+
+fn first_bucket(config: &Config) -> BucketSpec {
+    BucketSpec {
+        vbuckets: config.bucket_vbuckets,
+        replicas: config.bucket_replicas,
+        quota_bytes: config.bucket_quota_bytes,
+        flush_enabled: config.bucket_flush_enabled,
+        ..new_bucket(&config.bucket_name)
+    }
+}
+
+/// Makes the data directory if need be and takes its lock.
+fn claim(config: &Config) -> anyhow::Result<env::os::DirLock> {
+    let dir = &config.data_dir;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create the data directory {}", dir.display()))?;
+    env::os::lock_dir(dir).with_context(|| format!("cannot use the data directory {}", dir.display()))
+}
+
+/// The users on disk; at the first start the first of them, with a password that was chosen or is made and shown.
+fn users(config: &Config, env: &env::Env) -> Result<Users, Refusal> {
+    let path = config.data_dir.join("users.json");
+    let users = Users::load(env, &path).or_exit(Exit::Damaged)?.with_iterations(config.scram_iterations);
+    let file = (!config.password_file.is_empty()).then(|| config.password_file.as_ref());
+    let chosen = credentials::chosen(file).or_exit(Exit::Usage)?;
+    let password = match chosen {
+        Some(password) if users.verify_plain(&config.user, password.as_bytes()).is_some() => return Ok(users),
+        Some(password) => password,
+        None if users.list().iter().any(|(name, _)| **name == *config.user) => return Ok(users),
+        None => {
+            let password = credentials::generate(&config.data_dir, env).or_exit(Exit::Environment)?;
+            introduce(config, &password);
+            password
+        }
+    };
+    users.set(&config.user, &password, Role::Admin).or_exit(Exit::Usage)?;
+    users.save().or_exit(Exit::Environment)?;
+    Ok(users)
+}
+
+fn introduce(config: &Config, password: &str) {
+    let file = credentials::file_in(&config.data_dir);
+    eprintln!(
+        "\nThis is the first start. Connect with\n\n    couchbase://{}    user {}    password {password}\n\nThe password is kept in {} \
+         and will not be shown again.\n",
+        config.kv_listen,
+        config.user,
+        file.display()
+    );
+}
+
+fn bind(config: &Config) -> Result<(frontend::Listener, admin::Listener), Refusal> {
+    let taken = |what: &str, address, key: &str| {
+        format!("cannot listen on {address} for the {what} port; choose another with --{key}, or port 0 for any free one")
+    };
+    let kv = frontend::Listener::bind(config.kv_listen)
+        .with_context(|| taken("key-value", config.kv_listen, "kv"))
+        .or_exit(Exit::Environment)?;
+    let admin = admin::Listener::bind(config.admin_listen)
+        .with_context(|| taken("admin", config.admin_listen, "admin"))
+        .or_exit(Exit::Environment)?;
+    Ok((kv, admin))
+}
+
+/// The host that configurations name. Bound to everything, clients use what they dialled.
+fn advertised(kv: std::net::SocketAddr) -> Option<String> {
+    (!kv.ip().is_unspecified()).then(|| kv.ip().to_string())
+}
+
+fn refuse(error: &StoreError) -> Refusal {
+    let exit = if error.is_damage() { Exit::Damaged } else { Exit::Environment };
+    Refusal { exit, error: anyhow!("{error}") }
+}
+
+fn store_options(config: &Config) -> persist::Options {
+    persist::Options {
+        writers: config.writers,
+        readers: config.readers,
+        batch_bytes_max: config.batch_bytes_max,
+        format: if config.file_format == 14 { couchstore::Version::V14 } else { couchstore::Version::V13 },
+    }
+}
+
+fn engine_options(config: &Config) -> engine::Options {
+    engine::Options {
+        durability_timeout: Duration::from_millis(u64::from(config.durability_timeout_ms)),
+        pager_interval: Duration::from_secs(u64::from(config.pager_interval_s)),
+    }
+}
+
+fn front_options(config: &Config) -> frontend::Options {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    frontend::Options {
+        workers: if config.workers == 0 { cores } else { config.workers },
+        connections_max: config.connections_max,
+        open_bucket: (!config.open_bucket.is_empty()).then(|| config.open_bucket.clone()),
+        version: concat!(env!("CARGO_PKG_VERSION"), "-settee").to_owned(),
+    }
+}
