@@ -275,8 +275,7 @@ mod tests {
     const SYNC: &[u8] = b"\0\0\0\x12\0\0\0\x0e_sync\0{\"r\":1}\0{}";
 
     fn value(pairs: &[(&[u8], &[u8])], body: &[u8]) -> Vec<u8> {
-        let mut xattrs = Xattrs::default();
-        xattrs.pairs = pairs.iter().map(|&(k, v)| (Cow::Borrowed(k), Cow::Borrowed(v))).collect();
+        let xattrs = Xattrs { pairs: pairs.iter().map(|&(k, v)| (Cow::Borrowed(k), Cow::Borrowed(v))).collect() };
         [xattrs.to_section(), body.to_vec()].concat()
     }
 
