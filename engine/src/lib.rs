@@ -1,1 +1,40 @@
+//! Buckets, vBuckets, hash tables, synchronous writes, expiry, locks.
+//!
+//! ```text
+//!     Request ──▶ Bucket ──▶ VBucket: stripe of the hash table ──▶ changelog ──▶ (flusher, streams)
+//!                    │             │                                   │
+//!                    │             └── value only in the file: fetch ──┤
+//!                    ◀──────────── Reply now, or Waiter later ◀── marks moved
+//! ```
+//!
+//! The engine is the changelog's only writer. A request that can be answered from memory is answered at once; one that
+//! must wait, for a value on disk or for durability, takes what it needs along and is finished by whoever brings the
+//! news. The engine has not heard of sockets or byte order.
+
 #![forbid(unsafe_code)]
+
+mod bucket;
+mod durability;
+mod engine;
+mod expiry;
+mod hash_table;
+pub mod op;
+mod ops;
+mod owned;
+mod pager;
+mod stats;
+mod value;
+mod vbucket;
+mod warm_up;
+
+pub use bucket::{Bucket, Counters};
+pub use engine::{Engine, Options};
+pub use expiry::RELATIVE_MAX_S;
+pub use op::{
+    Body, Delta, End, Mailbox, Mutated, Op, OpError, OpResult, Outcome, Reply, Request, Requirement, StoreMode,
+    SubdocLookup, SubdocMutate, SubdocResult, Ticket, Waiter, WithMeta, WithMetaMode,
+};
+pub use stats::{KeyState, ObserveSeqno, Observed};
+pub use value::{SYSTEM_XATTR_BYTES_MAX, VALUE_BYTES_MAX};
+pub use vbucket::VBucket;
+pub use warm_up::Recovered;

@@ -39,15 +39,35 @@ pub enum Op<'a> {
     /// Only in replica state.
     GetReplica,
     GetMeta,
-    GetAndTouch { expiry: u32 },
-    Touch { expiry: u32 },
+    GetAndTouch {
+        expiry: u32,
+    },
+    Touch {
+        expiry: u32,
+    },
     /// Seconds as on the wire: 0 or more than 30 mean 15.
-    GetAndLock { lock_s: u32 },
+    GetAndLock {
+        lock_s: u32,
+    },
     Unlock,
-    Store { mode: StoreMode, flags: u32, expiry: u32, datatype: Datatype, value: &'a [u8] },
+    Store {
+        mode: StoreMode,
+        flags: u32,
+        expiry: u32,
+        datatype: Datatype,
+        value: &'a [u8],
+    },
     Delete,
-    Arithmetic { delta: Delta, initial: Option<u64>, expiry: u32 },
-    Concat { end: End, datatype: Datatype, value: &'a [u8] },
+    Arithmetic {
+        delta: Delta,
+        initial: Option<u64>,
+        expiry: u32,
+    },
+    Concat {
+        end: End,
+        datatype: Datatype,
+        value: &'a [u8],
+    },
     SubdocLookup(SubdocLookup<'a>),
     SubdocMutate(SubdocMutate<'a>),
     /// A change with the metadata it had elsewhere.
@@ -116,19 +136,48 @@ pub enum WithMetaMode {
 pub enum Reply {
     /// The document. The item is shared, not copied; `cas` is what the client may see (all ones if locked). `value` is the
     /// body alone, ready for this connection: without xattrs, inflated if it has to be.
-    Value { item: Arc<Item>, cas: Cas, datatype: Datatype, body: Body },
-    Meta { deleted: bool, flags: u32, expiry: u32, rev: RevSeqno, cas: Cas, datatype: Datatype },
+    Value {
+        item: Arc<Item>,
+        cas: Cas,
+        datatype: Datatype,
+        body: Body,
+    },
+    Meta {
+        deleted: bool,
+        flags: u32,
+        expiry: u32,
+        rev: RevSeqno,
+        cas: Cas,
+        datatype: Datatype,
+    },
     /// The document changed.
     Mutated(Mutated),
-    Counter { value: u64, mutated: Mutated },
+    Counter {
+        value: u64,
+        mutated: Mutated,
+    },
     /// Touch, unlock: a CAS (0 where none applies) and no token.
-    Done { cas: Cas },
+    Done {
+        cas: Cas,
+    },
     /// One entry a spec, in order.
-    Lookup { cas: Cas, deleted: bool, results: Vec<SubdocResult> },
+    Lookup {
+        cas: Cas,
+        deleted: bool,
+        results: Vec<SubdocResult>,
+    },
     /// Specs that produced a value (counters): index and JSON.
-    SubdocMutated { mutated: Mutated, deleted: bool, results: Vec<(u8, Vec<u8>)> },
+    SubdocMutated {
+        mutated: Mutated,
+        deleted: bool,
+        results: Vec<(u8, Vec<u8>)>,
+    },
     /// The first spec that failed; nothing was changed.
-    SubdocFailed { index: u8, error: document::subdoc::SubdocError, deleted: bool },
+    SubdocFailed {
+        index: u8,
+        error: document::subdoc::SubdocError,
+        deleted: bool,
+    },
 }
 
 /// A document's body as a reply carries it.

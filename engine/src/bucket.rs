@@ -1,0 +1,530 @@
+//! A bucket: where a request finds its vBucket, and everything its vBuckets share.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use changelog::{FailoverEntry, FailoverTable, VbRecord};
+use document::subdoc::DocFlags;
+use env::Env;
+use persist::{BucketSpec, BucketStore, Nudge, Urgency};
+use scheduler::{PoolKind, Pools, TaskHandle};
+use types::rank::{Mutex, Rank};
+use types::{Cas, DocKey, Item, KeyBuf, Level, RevSeqno, Seqno, VbId, VbState, VbUuid};
+
+use crate::engine::Options;
+use crate::hash_table::HashSeed;
+use crate::op::{Op, OpError, OpResult, Outcome, Reply, Request, Waiter};
+use crate::ops::{Attempt, Fetched, Run, Step, Stop};
+use crate::owned::OwnedRequest;
+use crate::pager::{Deadlines, Pager};
+use crate::vbucket::{Beginning, VBucket};
+
+/// How often a request may go back to the file before it is told to come again.
+const FETCHES_MAX: usize = 4;
+const SEQNO_PERSISTENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Counts of one bucket.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub expired: AtomicU64,
+    pub commits: AtomicU64,
+    pub aborts: AtomicU64,
+    pub fetches: AtomicU64,
+    pub refused_memory: AtomicU64,
+    pub evicted: AtomicU64,
+    pub tombstones_dropped: AtomicU64,
+    pub pager_runs: AtomicU64,
+}
+
+/// One bucket.
+///
+/// 1. A vBucket changes only because a client, a peer or the clock asked, and only through its changelog.
+/// 2. `table_bytes` and `backlog_bytes` are the sums over the vBuckets.
+pub struct Bucket {
+    me: Weak<Bucket>,
+    pub(crate) env: Env,
+    pub(crate) options: Options,
+    pub(crate) store: Arc<BucketStore>,
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) vbuckets: Box<[VBucket]>,
+    pub(crate) table_bytes: Arc<AtomicI64>,
+    pub(crate) backlog_bytes: AtomicI64,
+    pub counters: Counters,
+    stopped: AtomicBool,
+    /// vBuckets in which somebody waits against a deadline.
+    pub(crate) armed: Mutex<BTreeSet<VbId>>,
+    tasks: OnceLock<Tasks>,
+    pub(crate) warm_up: OnceLock<crate::warm_up::Recovered>,
+}
+
+struct Tasks {
+    pager: TaskHandle,
+    deadlines: TaskHandle,
+}
+
+struct MarksMoved(Weak<Bucket>);
+
+impl Nudge for MarksMoved {
+    fn marks_moved(&self, vb: VbId) {
+        if let Some(bucket) = self.0.upgrade() {
+            bucket.marks_moved(vb);
+        }
+    }
+}
+
+impl Bucket {
+    /// A bucket whose vBuckets know what their files say, but hold no documents yet.
+    pub(crate) fn new(env: &Env, pools: &Arc<Pools>, options: Options, store: Arc<BucketStore>) -> Arc<Bucket> {
+        let seed = HashSeed([env.rng.u64(), env.rng.u64()]);
+        let table_bytes = Arc::new(AtomicI64::new(0));
+        let spec = store.spec();
+        let mut begins: Vec<Option<Beginning>> = (0..spec.vbuckets).map(|_| None).collect();
+        for file in store.recovered() {
+            begins[usize::from(file.vb.0)] = Some(Beginning {
+                record: file.record,
+                high: file.high,
+                max_cas: file.max_cas,
+                max_deleted_rev: file.max_deleted_rev,
+                purge: file.purge,
+                tombstones_on_disk: file.tombstones > 0,
+            });
+        }
+        let vbuckets = (0u16..).zip(begins).map(|(id, begin)| {
+            let begin = begin.unwrap_or_else(|| Beginning {
+                record: fresh_record(env, &options, spec.replicas),
+                high: Seqno(0),
+                max_cas: Cas(0),
+                max_deleted_rev: RevSeqno(0),
+                purge: Seqno(0),
+                tombstones_on_disk: false,
+            });
+            VBucket::new(VbId(id), seed, Arc::clone(&table_bytes), begin)
+        });
+        let vbuckets: Box<[VBucket]> = vbuckets.collect();
+        Arc::new_cyclic(|me| Bucket {
+            me: me.clone(),
+            env: env.clone(),
+            options,
+            pools: Arc::clone(pools),
+            vbuckets,
+            table_bytes,
+            backlog_bytes: AtomicI64::new(0),
+            counters: Counters::default(),
+            stopped: AtomicBool::new(false),
+            armed: Mutex::ranked(Rank::Durability, BTreeSet::new()),
+            tasks: OnceLock::new(),
+            warm_up: OnceLock::new(),
+            store,
+        })
+    }
+
+    /// Hands the changelogs to the store and starts the bucket's tasks. From here on changes become durable.
+    pub(crate) fn start(&self) {
+        let nudge: Arc<dyn Nudge> = Arc::new(MarksMoved(self.me.clone()));
+        for vb in &self.vbuckets {
+            self.store.attach(vb.id, Arc::clone(&vb.log), Arc::clone(&nudge));
+        }
+        let pager = self.pools.spawn(PoolKind::Cpu, Arc::new(Pager::of(self.me.clone())));
+        let deadlines = self.pools.spawn(PoolKind::Cpu, Arc::new(Deadlines::of(self.me.clone())));
+        pager.wake_after(self.options.pager_interval);
+        if self.tasks.set(Tasks { pager, deadlines }).is_err() {
+            unreachable!("a bucket is started once");
+        }
+        for vb in &self.vbuckets {
+            self.settle(vb);
+        }
+    }
+
+    /// Ends the bucket's tasks; whoever waits for a sync write is told that its outcome is unknown.
+    pub(crate) fn stop(&self, why: &'static str) {
+        self.stopped.store(true, Relaxed);
+        if let Some(tasks) = self.tasks.get() {
+            tasks.pager.cancel();
+            tasks.deadlines.cancel();
+        }
+        for vb in &self.vbuckets {
+            vb.give_up(why);
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.store.spec().name
+    }
+
+    pub fn spec(&self) -> &BucketSpec {
+        self.store.spec()
+    }
+
+    pub fn store(&self) -> &Arc<BucketStore> {
+        &self.store
+    }
+
+    pub(crate) fn vb(&self, vb: VbId) -> Result<&VBucket, OpError> {
+        self.vbuckets.get(usize::from(vb.0)).ok_or(OpError::NotMyVbucket)
+    }
+
+    /// Carries a request out. If it must wait, `waiter` is called once and its waiter gets the answer.
+    pub fn execute(&self, request: &Request<'_>, waiter: &dyn Fn() -> Waiter) -> Outcome {
+        match self.attempt(request, &Fetched::NotAsked, waiter) {
+            Ok(Step::Reply(reply)) => Outcome::Done(Ok(reply)),
+            Ok(Step::Prepared) => Outcome::Pending,
+            Err(Stop::Error(error)) => Outcome::Done(Err(error)),
+            Err(Stop::NeedsFile) => {
+                self.fetch(OwnedRequest::of(request), waiter(), 1);
+                Outcome::Pending
+            }
+        }
+    }
+
+    fn fetch(&self, request: OwnedRequest, waiter: Waiter, round: usize) {
+        let Some(me) = self.me.upgrade() else { return };
+        self.counters.fetches.fetch_add(1, Relaxed);
+        let (vb, key) = request.lend(|r| (r.vb, KeyBuf::copy_of(r.key)));
+        let sweeps = self.vbuckets[usize::from(vb.0)].sweeps();
+        let done = Box::new(move |found: Result<Option<Item>, persist::StoreError>| match found {
+            Ok(item) => me.retry(request, Fetched::Found { item: item.map(Arc::new), sweeps }, waiter, round),
+            Err(error) => waiter.finish(Err(OpError::Unreadable(error.to_string()))),
+        });
+        self.store.fetch(vb, key.as_key(), done);
+    }
+
+    fn retry(&self, request: OwnedRequest, fetched: Fetched, waiter: Waiter, round: usize) {
+        let waiter = Cell::new(Some(waiter));
+        let take = || waiter.take().expect("a request waits once at a time");
+        let result = request.lend(|request| self.attempt(request, &fetched, &take));
+        match result {
+            Ok(Step::Reply(reply)) => take().finish(Ok(reply)),
+            Ok(Step::Prepared) => {}
+            Err(Stop::Error(error)) => take().finish(Err(error)),
+            Err(Stop::NeedsFile) if round < FETCHES_MAX => self.fetch(request, take(), round + 1),
+            Err(Stop::NeedsFile) => {
+                let why = "the document kept changing while it was read from disk".to_owned();
+                take().finish(Err(OpError::Temporary(why)));
+            }
+        }
+    }
+
+    fn attempt(&self, request: &Request<'_>, fetched: &Fetched, waiter: &dyn Fn() -> Waiter) -> Attempt {
+        let vb = self.vb(request.vb)?;
+        let state = vb.state.read();
+        match (&request.op, *state) {
+            (Op::GetReplica, VbState::Replica) => {}
+            (Op::SubdocLookup(lookup), VbState::Replica) if lookup.doc_flags.has(DocFlags::REPLICA_READ) => {}
+            (Op::GetReplica, _) => return Err(OpError::NotMyVbucket.into()),
+            (_, VbState::Active) => {}
+            _ => return Err(OpError::NotMyVbucket.into()),
+        }
+        self.admit(vb, request)?;
+        let mut run = Run {
+            vb,
+            clock: &*self.env.clock,
+            state: *state,
+            request,
+            slot: vb.table.lock(request.key),
+            fetched,
+            waiter,
+            now: self.env.clock.monotonic(),
+            now_s: self.env.clock.unix_s(),
+            durability_timeout: self.options.durability_timeout,
+            appended_bytes: 0,
+            prepared: None,
+            expired: 0,
+        };
+        let result = run.attempt();
+        self.keep_fetched(&mut run);
+        let (appended_bytes, prepared, expired) = (run.appended_bytes, run.prepared, run.expired);
+        drop(run);
+        drop(state);
+        if expired > 0 {
+            self.counters.expired.fetch_add(expired, Relaxed);
+        }
+        if appended_bytes > 0 {
+            vb.add_backlog(appended_bytes);
+            self.backlog_bytes.fetch_add(appended_bytes, Relaxed);
+            let waits_for_disk = prepared.is_some_and(|level| level > Level::Majority);
+            self.store.changed(vb.id, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
+        }
+        if prepared.is_some() {
+            self.settle(vb);
+        }
+        result
+    }
+
+    /// A value that was fetched stays, if there is room and it is still the newest.
+    fn keep_fetched(&self, run: &mut Run<'_>) {
+        let Fetched::Found { item: Some(found), .. } = run.fetched else { return };
+        let Some(held) = run.slot.committed() else { return };
+        if !held.resident() && held.meta.seqno == found.meta.seqno && !self.is_short() {
+            let found = Arc::clone(found);
+            run.slot.put_committed(found, false);
+        }
+    }
+
+    /// What can be refused before the document is looked at.
+    fn admit(&self, vb: &VBucket, request: &Request<'_>) -> Result<(), OpError> {
+        let grows_by = match request.op {
+            Op::Get
+            | Op::GetReplica
+            | Op::GetMeta
+            | Op::SubdocLookup(_)
+            | Op::Evict
+            | Op::Unlock
+            | Op::GetAndLock { .. } => {
+                return match request.durability {
+                    Some(_) => Err(OpError::Invalid("durability of an operation that writes nothing")),
+                    None => Ok(()),
+                };
+            }
+            Op::Store { value, .. } | Op::Concat { value, .. } => Some(value.len()),
+            Op::WithMeta(meta) => Some(meta.value.len()),
+            Op::SubdocMutate(mutate) => Some(mutate.specs.iter().map(|spec| spec.value.len()).sum()),
+            Op::Touch { .. } | Op::GetAndTouch { .. } | Op::Arithmetic { .. } => Some(0),
+            Op::Delete => None,
+        };
+        if self.stopped.load(Relaxed) {
+            return Err(OpError::Cancelled);
+        }
+        if let Some(reason) = vb.log.marks.poisoned() {
+            return Err(OpError::Temporary(format!("vBucket {} takes no writes until a restart: {reason}", vb.id)));
+        }
+        if request.durability.is_some() {
+            self.check_chain(vb)?;
+        }
+        let Some(grows_by) = grows_by else { return Ok(()) };
+        if self.store.disk_full() {
+            return Err(OpError::DiskFull);
+        }
+        let (used, quota) = (self.memory_used() + grows_by as u64, self.quota_bytes());
+        if used > quota {
+            self.ask_for_memory();
+            return Err(OpError::NoMemory);
+        }
+        if used > self.high_mark() {
+            self.ask_for_memory();
+            let high = self.options.memory_high_percent;
+            return Err(OpError::Temporary(format!("{used} bytes used, over {high} % of the quota of {quota}")));
+        }
+        Ok(())
+    }
+
+    /// Whether enough nodes are there to keep a sync write.
+    fn check_chain(&self, vb: &VBucket) -> Result<(), OpError> {
+        let record = vb.log.record();
+        if record.topology.is_empty() {
+            return Err(OpError::Temporary("the replication chain is not known yet".into()));
+        }
+        for chain in &record.topology {
+            let majority = chain.len() / 2 + 1;
+            let nodes = chain.iter().flatten().count();
+            // Replication to other nodes does not exist yet, so only a chain this node is a majority of can be kept.
+            if chain.len() > 3 || nodes < majority || majority > 1 {
+                return Err(OpError::DurabilityImpossible);
+            }
+        }
+        Ok(())
+    }
+
+    fn ask_for_memory(&self) {
+        self.counters.refused_memory.fetch_add(1, Relaxed);
+        if let Some(tasks) = self.tasks.get() {
+            tasks.pager.wake();
+        }
+    }
+
+    /// Bytes that count against the quota.
+    pub fn memory_used(&self) -> u64 {
+        (self.table_bytes.load(Relaxed) + self.backlog_bytes.load(Relaxed)).max(0) as u64
+    }
+
+    pub fn quota_bytes(&self) -> u64 {
+        self.store.spec().quota_bytes
+    }
+
+    pub(crate) fn high_mark(&self) -> u64 {
+        self.quota_bytes() / 100 * u64::from(self.options.memory_high_percent)
+    }
+
+    /// Whether memory is so short that nothing should be kept that is in the file.
+    pub(crate) fn is_short(&self) -> bool {
+        self.memory_used() > self.high_mark()
+    }
+
+    pub(crate) fn settle(&self, vb: &VBucket) {
+        let settled = vb.settle(self.env.clock.monotonic());
+        if settled.appended_bytes > 0 {
+            self.backlog_bytes.fetch_add(settled.appended_bytes, Relaxed);
+            self.counters.commits.fetch_add(settled.committed, Relaxed);
+            self.counters.aborts.fetch_add(settled.aborted, Relaxed);
+            self.store.changed(vb.id, Urgency::Normal);
+        }
+        if let Some(deadline) = settled.arm {
+            self.armed.lock().insert(vb.id);
+            if let Some(tasks) = self.tasks.get() {
+                tasks.deadlines.wake_at(deadline);
+            }
+        }
+    }
+
+    fn marks_moved(&self, vb: VbId) {
+        let vb = &self.vbuckets[usize::from(vb.0)];
+        self.backlog_bytes.fetch_add(vb.note_backlog(), Relaxed);
+        self.settle(vb);
+    }
+
+    pub fn vb_state(&self, vb: VbId) -> Option<VbState> {
+        self.vb(vb).ok().map(VBucket::state)
+    }
+
+    /// Puts a vBucket in a state. A topology of `None` stays as it was. Sync writes under way on a vBucket that stops being
+    /// active have an unknown outcome; those it finds when it becomes active again are completed.
+    pub fn set_vb_state(
+        &self,
+        vb: VbId,
+        state: VbState,
+        topology: Option<Vec<Vec<Option<String>>>>,
+    ) -> Result<(), OpError> {
+        let vb = self.vb(vb)?;
+        let before = {
+            let mut current = vb.state.write();
+            let mut record = (*vb.log.record()).clone();
+            record.state = state;
+            if let Some(topology) = topology {
+                record.topology = topology;
+            }
+            if state == VbState::Active && *current != VbState::Active {
+                let entry = FailoverEntry { uuid: fresh_uuid(&self.env), seqno: vb.log.marks.high() };
+                record.failover.begin(entry);
+                vb.set_uuid(entry.uuid);
+            }
+            vb.log.set_record(record);
+            std::mem::replace(&mut *current, state)
+        };
+        match (before, state) {
+            (VbState::Active, VbState::Active) => {}
+            (VbState::Active, _) => vb.give_up("the vBucket is no longer active here"),
+            (_, VbState::Active) => vb.retrack(),
+            _ => {}
+        }
+        self.store.changed(vb.id, Urgency::Durable);
+        self.settle(vb);
+        Ok(())
+    }
+
+    /// The histories of a vBucket, newest first.
+    pub fn failover_log(&self, vb: VbId) -> Result<Vec<FailoverEntry>, OpError> {
+        Ok(self.vb(vb)?.log.record().failover.newest_first().to_vec())
+    }
+
+    /// The uuid of a vBucket's current history.
+    pub fn vb_uuid(&self, vb: VbId) -> Option<VbUuid> {
+        self.vb(vb).ok().map(VBucket::uuid)
+    }
+
+    /// Answers once everything up to `seqno` is on disk, or after 30 s with `Temporary`.
+    pub fn seqno_persistence(&self, vb: VbId, seqno: Seqno, waiter: &dyn Fn() -> Waiter) -> Outcome {
+        let vb = match self.vb(vb) {
+            Ok(vb) if vb.state() != VbState::Dead => vb,
+            _ => return Outcome::Done(Err(OpError::NotMyVbucket)),
+        };
+        if vb.log.marks.durable() >= seqno {
+            return Outcome::Done(Ok(Reply::Done { cas: Cas(0) }));
+        }
+        let deadline = self.env.clock.monotonic() + SEQNO_PERSISTENCE_MAX;
+        vb.waiting.lock().get_or_insert_default().await_seqno(seqno, deadline, waiter());
+        self.store.changed(vb.id, Urgency::Durable);
+        self.settle(vb);
+        Outcome::Pending
+    }
+
+    /// Deletes every live document, as ordinary deletes: each gets a seqno and a tombstone. Runs in the background.
+    pub fn flush(&self, waiter: Waiter) {
+        let Some(me) = self.me.upgrade() else { return };
+        self.pools.execute(PoolKind::Cpu, "flush_bucket", move || waiter.finish(me.flush_now()));
+    }
+
+    fn flush_now(&self) -> OpResult {
+        for vb in &self.vbuckets {
+            if vb.state() != VbState::Active {
+                continue;
+            }
+            for id in self.live_ids(vb, |_| true) {
+                let key = DocKey::parse(&id).expect("taken from an item");
+                match self.delete_now(vb, key) {
+                    Ok(()) | Err(OpError::NotFound) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(Reply::Done { cas: Cas(0) })
+    }
+
+    /// Deletes a document with nothing left of it, whatever its lock says.
+    fn delete_now(&self, vb: &VBucket, key: DocKey<'_>) -> Result<(), OpError> {
+        let request = self.internal(vb, key, Op::Delete);
+        self.admit(vb, &request)?;
+        {
+            let mut slot = vb.table.lock(key);
+            if slot.lock_at(self.env.clock.monotonic()).is_some() {
+                slot.set_lock(None);
+            }
+        }
+        let waiter = || -> Waiter { unreachable!("a plain delete does not wait") };
+        match self.attempt(&request, &Fetched::NotAsked, &waiter) {
+            Ok(_) => Ok(()),
+            Err(Stop::Error(error)) => Err(error),
+            // System xattrs that would have to be read first.
+            Err(Stop::NeedsFile) => {
+                let found = self.store.fetch_now(vb.id, key).map_err(|e| OpError::Unreadable(e.to_string()))?;
+                let fetched = Fetched::Found { item: found.map(Arc::new), sweeps: vb.sweeps() };
+                match self.attempt(&request, &fetched, &waiter) {
+                    Ok(_) => Ok(()),
+                    Err(Stop::Error(error)) => Err(error),
+                    Err(Stop::NeedsFile) => Err(OpError::Temporary("the document keeps changing".into())),
+                }
+            }
+        }
+    }
+
+    pub(crate) fn internal<'a>(&self, vb: &VBucket, key: DocKey<'a>, op: Op<'a>) -> Request<'a> {
+        let (durability, accepts) = (None, types::Datatype(7));
+        Request { vb: vb.id, key, cas: Cas(0), durability, preserve_expiry: false, accepts, op }
+    }
+
+    /// Looks at an expired document, which deletes it.
+    pub(crate) fn expire(&self, vb: &VBucket, key: DocKey<'_>) {
+        let request = self.internal(vb, key, Op::GetMeta);
+        let waiter = || -> Waiter { unreachable!("looking does not wait") };
+        if let Err(Stop::NeedsFile) = self.attempt(&request, &Fetched::NotAsked, &waiter)
+            && let Ok(found) = self.store.fetch_now(vb.id, key)
+        {
+            let fetched = Fetched::Found { item: found.map(Arc::new), sweeps: vb.sweeps() };
+            let _ = self.attempt(&request, &fetched, &waiter);
+        }
+    }
+
+    /// The ids of the live documents that `which` picks.
+    pub(crate) fn live_ids(&self, vb: &VBucket, which: impl Fn(&Item) -> bool) -> Vec<Box<[u8]>> {
+        let mut ids = Vec::new();
+        vb.table.visit(|entry| {
+            if let Some(item) = entry.committed.as_ref().filter(|item| !item.is_deleted() && which(item)) {
+                ids.push(item.id().into());
+            }
+            true
+        });
+        ids
+    }
+}
+
+fn fresh_uuid(env: &Env) -> VbUuid {
+    VbUuid((env.rng.u64() >> 16).max(1))
+}
+
+fn fresh_record(env: &Env, options: &Options, replicas: u8) -> VbRecord {
+    let failover = FailoverTable::new(FailoverEntry { uuid: fresh_uuid(env), seqno: Seqno(0) });
+    let mut chain = vec![Some(options.node.clone())];
+    chain.resize(usize::from(replicas) + 1, None);
+    VbRecord { state: VbState::Active, failover, topology: vec![chain] }
+}

@@ -1,0 +1,118 @@
+//! All buckets of this node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::Env;
+use persist::{BucketSpec, Store, StoreError};
+use scheduler::Pools;
+use types::rank::{Rank, RwLock};
+
+use crate::bucket::Bucket;
+use crate::warm_up::Recovered;
+
+/// How buckets behave; the same for all.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// This node's name in replication chains.
+    pub node: String,
+    /// Between two rounds of the pager.
+    pub pager_interval: Duration,
+    /// From this much of the quota on, writes are put off.
+    pub memory_high_percent: u8,
+    /// For sync writes that name none.
+    pub durability_timeout: Duration,
+    /// Load vBuckets on the reader pool. Off: on the calling thread, as a stepped test must.
+    pub parallel_warm_up: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            node: "settee@127.0.0.1".to_owned(),
+            pager_interval: Duration::from_secs(600),
+            memory_high_percent: 95,
+            durability_timeout: Duration::from_secs(30),
+            parallel_warm_up: true,
+        }
+    }
+}
+
+/// The buckets of a node.
+///
+/// 1. A bucket in the registry is warm: it serves all it ever acknowledged.
+pub struct Engine {
+    env: Env,
+    pools: Arc<Pools>,
+    store: Store,
+    options: Options,
+    buckets: RwLock<BTreeMap<String, Arc<Bucket>>>,
+}
+
+impl Engine {
+    /// No bucket is served before [`Engine::warm_up`].
+    pub fn new(env: &Env, pools: &Arc<Pools>, store: Store, options: Options) -> Engine {
+        Engine {
+            env: env.clone(),
+            pools: Arc::clone(pools),
+            store,
+            options,
+            buckets: RwLock::ranked(Rank::Buckets, BTreeMap::new()),
+        }
+    }
+
+    /// Loads what the store recovered. From here on a vBucket changes only because a client, a peer or the clock asked.
+    pub fn warm_up(&self) -> Result<Vec<Recovered>, StoreError> {
+        let mut summary = Vec::new();
+        for store in self.store.buckets() {
+            let bucket = Bucket::new(&self.env, &self.pools, self.options.clone(), store);
+            summary.push(bucket.warm_up(&self.pools)?);
+            bucket.start();
+            self.buckets.write().insert(bucket.name().to_owned(), bucket);
+        }
+        Ok(summary)
+    }
+
+    pub fn bucket(&self, name: &str) -> Option<Arc<Bucket>> {
+        self.buckets.read().get(name).cloned()
+    }
+
+    /// In order of their names.
+    pub fn list(&self) -> Vec<Arc<Bucket>> {
+        self.buckets.read().values().cloned().collect()
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Durable when it returns.
+    pub fn create_bucket(&self, spec: BucketSpec) -> Result<Arc<Bucket>, StoreError> {
+        let bucket = Bucket::new(&self.env, &self.pools, self.options.clone(), self.store.create_bucket(spec)?);
+        bucket.start();
+        self.buckets.write().insert(bucket.name().to_owned(), Arc::clone(&bucket));
+        Ok(bucket)
+    }
+
+    /// The name is free, and the files are gone, when it returns. Requests under way are answered: sync writes with
+    /// *ambiguous*.
+    pub fn delete_bucket(&self, name: &str) -> Result<(), StoreError> {
+        let Some(bucket) = self.buckets.write().remove(name) else {
+            return Err(StoreError::NoSuchBucket(name.to_owned()));
+        };
+        bucket.stop("the bucket was deleted");
+        self.store.delete_bucket(name)
+    }
+
+    /// Lets sync writes under way come to their end, as far as the disk allows, and writes everything out. Whoever still
+    /// waits after that is told that the outcome is unknown.
+    pub fn drain(&self) {
+        self.store.drain();
+        for bucket in self.list() {
+            bucket.stop("the server stops");
+        }
+        // What was committed on the way.
+        self.store.drain();
+    }
+}

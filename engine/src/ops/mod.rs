@@ -1,0 +1,315 @@
+//! One attempt at one request, with the stripe of its key held.
+//!
+//! An attempt either answers, or has prepared a sync write that will answer, or stops because it needs the file; then it
+//! has changed nothing, and the next attempt brings what the file said.
+
+mod delete;
+mod read;
+mod store;
+mod subdoc;
+mod with_meta;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use document::subdoc::MacroPatch;
+use types::{Cas, Datatype, DeleteSource, Item, Kind, Level, Meta, RevSeqno, Seqno, VbState};
+
+use crate::durability::{Answer, Client, SyncWrite};
+use crate::expiry;
+use crate::hash_table::Locked;
+use crate::op::{Mutated, Op, OpError, Reply, Request, Waiter};
+use crate::value;
+use crate::vbucket::VBucket;
+
+/// What an attempt came to.
+pub(crate) enum Step {
+    Reply(Reply),
+    /// A sync write is under way; its waiter answers.
+    Prepared,
+}
+
+/// Why an attempt did not come to an end.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Error(OpError),
+    /// Ask the file for the key, then try again.
+    NeedsFile,
+}
+
+impl From<OpError> for Stop {
+    fn from(error: OpError) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+pub(crate) type Attempt<T = Step> = Result<T, Stop>;
+
+/// What the file said of the key, if it was asked.
+#[derive(Default)]
+pub(crate) enum Fetched {
+    #[default]
+    NotAsked,
+    /// What it holds, and how many sweeps of tombstones there had been before it was asked.
+    Found { item: Option<Arc<Item>>, sweeps: u64 },
+}
+
+/// The committed document, as an operation sees it.
+#[derive(Clone)]
+pub(crate) enum Doc {
+    Missing,
+    Tombstone(Arc<Item>),
+    Live(Arc<Item>),
+}
+
+impl Doc {
+    pub fn live(&self) -> Option<&Arc<Item>> {
+        match self {
+            Doc::Live(item) => Some(item),
+            _ => None,
+        }
+    }
+
+    pub fn item(&self) -> Option<&Arc<Item>> {
+        match self {
+            Doc::Live(item) | Doc::Tombstone(item) => Some(item),
+            Doc::Missing => None,
+        }
+    }
+}
+
+/// What a document is to become.
+pub(crate) struct Change {
+    pub flags: u32,
+    /// Absolute; the time of deletion for a delete.
+    pub expiry: u32,
+    pub datatype: Datatype,
+    pub value: Option<Box<[u8]>>,
+    pub deleted: Option<DeleteSource>,
+    /// Places in `value` to be filled once CAS and seqno are known.
+    pub patches: Vec<MacroPatch>,
+    /// CAS and revision given from elsewhere.
+    pub given: Option<(Option<Cas>, RevSeqno)>,
+}
+
+/// See the module.
+pub(crate) struct Run<'a> {
+    pub vb: &'a VBucket,
+    pub clock: &'a dyn env::Clock,
+    pub state: VbState,
+    pub request: &'a Request<'a>,
+    pub slot: Locked<'a>,
+    pub fetched: &'a Fetched,
+    pub waiter: &'a dyn Fn() -> Waiter,
+    pub now: Duration,
+    pub now_s: u32,
+    /// Where the default for sync writes is kept.
+    pub durability_timeout: Duration,
+    /// Bytes appended to the changelog.
+    pub appended_bytes: i64,
+    /// The level of the prepare, if one was made.
+    pub prepared: Option<Level>,
+    pub expired: u64,
+}
+
+impl Run<'_> {
+    /// Carries the request out.
+    pub fn attempt(&mut self) -> Attempt {
+        match self.request.op {
+            Op::Get | Op::GetReplica => self.get(),
+            Op::GetMeta => self.get_meta(),
+            Op::GetAndLock { lock_s } => self.get_and_lock(lock_s),
+            Op::Unlock => self.unlock(),
+            Op::SubdocLookup(lookup) => self.subdoc_lookup(lookup),
+            Op::Evict => self.evict(),
+            Op::Touch { expiry } => self.touch(expiry, false),
+            Op::GetAndTouch { expiry } => self.touch(expiry, true),
+            Op::Store { mode, flags, expiry, datatype, value } => self.store(mode, flags, expiry, datatype, value),
+            Op::Concat { end, datatype, value } => self.concat(end, datatype, value),
+            Op::Arithmetic { delta, initial, expiry } => self.arithmetic(delta, initial, expiry),
+            Op::Delete => self.delete(),
+            Op::SubdocMutate(mutate) => self.subdoc_mutate(mutate),
+            Op::WithMeta(with_meta) => self.with_meta(with_meta),
+        }
+    }
+
+    /// The committed document. One that has expired becomes a tombstone first, unless a sync write is under way on it:
+    /// then it is only passed over.
+    pub fn doc(&mut self) -> Attempt<Doc> {
+        let Some(item) = self.slot.committed() else { return Ok(Doc::Missing) };
+        if item.is_deleted() {
+            return Ok(Doc::Tombstone(Arc::clone(item)));
+        }
+        let item = Arc::clone(item);
+        if !expiry::is_past(item.meta.expiry, self.now_s) {
+            return Ok(Doc::Live(item));
+        }
+        if self.state != VbState::Active || self.slot.prepare().is_some() || self.vb.log.marks.poisoned().is_some() {
+            return Ok(Doc::Missing);
+        }
+        let item = if item.meta.datatype.has(Datatype::XATTR) { self.resident(item)? } else { item };
+        let (datatype, value) = value::remains(&item)?;
+        let deleted_s = self.now_s;
+        let tombstone = self.append(None, |cas, seqno| {
+            let meta = Meta {
+                seqno,
+                cas,
+                rev: RevSeqno(item.meta.rev.0 + 1),
+                expiry: deleted_s,
+                datatype,
+                deleted: Some(DeleteSource::Expiry),
+                ..item.meta
+            };
+            (meta, Kind::Committed { prepared: None }, value)
+        });
+        self.vb.note_deleted(tombstone.meta.rev);
+        self.slot.put_committed(Arc::clone(&tombstone), true);
+        self.expired += 1;
+        Ok(Doc::Tombstone(tombstone))
+    }
+
+    /// As [`Run::doc`], and a key nothing is remembered of is looked for among the tombstones in the file.
+    pub fn doc_or_tombstone(&mut self) -> Attempt<Doc> {
+        match self.doc()? {
+            Doc::Missing if self.slot.entry().is_none() && self.vb.may_have_tombstones() => match self.fetched {
+                Fetched::Found { item, sweeps } if *sweeps == self.vb.sweeps() => match item {
+                    Some(item) if item.is_deleted() => Ok(Doc::Tombstone(Arc::clone(item))),
+                    // The file is behind: what it says is alive has been deleted and swept since.
+                    Some(_) => Err(Stop::NeedsFile),
+                    None => Ok(Doc::Missing),
+                },
+                _ => Err(Stop::NeedsFile),
+            },
+            doc => Ok(doc),
+        }
+    }
+
+    /// The item with its value.
+    pub fn resident(&self, item: Arc<Item>) -> Attempt<Arc<Item>> {
+        if item.resident() {
+            return Ok(item);
+        }
+        match self.fetched {
+            Fetched::Found { item: Some(found), .. } if found.meta.seqno == item.meta.seqno => Ok(Arc::clone(found)),
+            // Asked, and the file has another version: this one is newer in memory than the file, yet has no value.
+            Fetched::Found { .. } => Err(Stop::Error(OpError::Unreadable(format!(
+                "vBucket {}: the file should hold seqno {} of this key and does not",
+                self.vb.id, item.meta.seqno
+            )))),
+            Fetched::NotAsked => Err(Stop::NeedsFile),
+        }
+    }
+
+    /// Reads wait for the outcome of what may already have been acknowledged.
+    pub fn check_readable(&self) -> Result<(), OpError> {
+        match self.slot.prepare() {
+            Some(prepare) if self.vb.is_inherited(prepare) => Err(OpError::ReCommitInProgress),
+            _ => Ok(()),
+        }
+    }
+
+    /// One sync write a key.
+    pub fn check_prepare(&self) -> Result<(), OpError> {
+        self.check_readable()?;
+        match self.slot.prepare() {
+            Some(_) => Err(OpError::SyncWriteInProgress),
+            None => Ok(()),
+        }
+    }
+
+    /// Lock and CAS of a live document. `NotFound` if there is a condition and nothing to fulfil it.
+    pub fn check_condition(&self, doc: &Doc) -> Result<(), OpError> {
+        let cas = self.request.cas;
+        let Some(item) = doc.live() else {
+            return if cas == Cas(0) { Ok(()) } else { Err(OpError::NotFound) };
+        };
+        match self.slot.lock_at(self.now) {
+            Some(lock) if lock.cas == cas => Ok(()),
+            Some(_) => Err(OpError::Locked),
+            None if cas == Cas(0) || cas == item.meta.cas => Ok(()),
+            None => Err(OpError::Exists),
+        }
+    }
+
+    /// The CAS a reader may see.
+    pub fn shown_cas(&self, item: &Item) -> Cas {
+        if self.slot.lock_at(self.now).is_some() { Cas::LOCKED } else { item.meta.cas }
+    }
+
+    /// An expiry from a request as it is stored. A live document's stays if the request says so.
+    pub fn expiry_of(&self, raw: u32, doc: &Doc) -> Result<u32, OpError> {
+        match doc.live() {
+            Some(item) if self.request.preserve_expiry => Ok(item.meta.expiry),
+            _ => expiry::absolute(raw, self.now_s),
+        }
+    }
+
+    /// Makes `change` the newest version of the key, or prepares it if the request asks for durability.
+    pub fn change(&mut self, doc: &Doc, change: Change, answer: Answer) -> Attempt {
+        let Change { flags, expiry, datatype, value, deleted, patches, given } = change;
+        let next_rev = doc.item().map_or(self.vb.first_rev(), |item| RevSeqno(item.meta.rev.0 + 1));
+        let (given_cas, rev) = given.unwrap_or((None, next_rev));
+        let kind = match self.request.durability {
+            Some(requirement) => Kind::Prepare { level: requirement.level },
+            None => Kind::Committed { prepared: None },
+        };
+        let client = self.request.durability.map(|requirement| {
+            let timeout = requirement.timeout.unwrap_or(self.durability_timeout);
+            (requirement.level, self.now + timeout, (self.waiter)())
+        });
+        let (vb, uuid, key) = (self.vb, self.vb.uuid(), self.slot.key);
+        let mut reply = None;
+        let item = self.append(given_cas, |cas, seqno| {
+            let mutated = Mutated { cas, seqno, uuid };
+            match client {
+                // Under the log's lock, so that the queue is in prepare order.
+                Some((level, deadline, waiter)) => {
+                    let client = Some(Client { waiter, answer, mutated });
+                    let (key, deadline) = (key.as_bytes().into(), Some(deadline));
+                    let write = SyncWrite { seqno, level, key, deadline, client };
+                    vb.waiting.lock().get_or_insert_default().push(write);
+                }
+                None => reply = Some(answer.reply(mutated)),
+            }
+            let mut value = value;
+            for patch in &patches {
+                patch.patch(value.as_deref_mut().unwrap_or_default(), datatype, cas, seqno);
+            }
+            (Meta { seqno, cas, rev, flags, expiry, datatype, deleted }, kind, value)
+        });
+        match reply {
+            Some(reply) => {
+                if deleted.is_some() {
+                    self.vb.note_deleted(rev);
+                }
+                self.slot.put_committed(item, true);
+                Ok(Step::Reply(reply))
+            }
+            None => {
+                self.prepared = self.request.durability.map(|requirement| requirement.level);
+                // A lock that let this write pass has served.
+                self.slot.set_lock(None);
+                self.slot.put_prepare(item);
+                Ok(Step::Prepared)
+            }
+        }
+    }
+
+    fn append(
+        &mut self,
+        given_cas: Option<Cas>,
+        make: impl FnOnce(Cas, Seqno) -> (Meta, Kind, Option<Box<[u8]>>),
+    ) -> Arc<Item> {
+        let key = self.slot.key;
+        let build = |stamp: changelog::Stamp| {
+            let (meta, kind, value) = make(stamp.cas, stamp.seqno);
+            Item::new(key, meta, kind, value)
+        };
+        let item = match given_cas {
+            Some(cas) => self.vb.log.append_with_cas(cas, build),
+            None => self.vb.log.append(self.clock, build),
+        };
+        self.appended_bytes += item.memory() as i64;
+        item
+    }
+}

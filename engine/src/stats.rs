@@ -1,0 +1,357 @@
+//! Looking in from outside: observe, seqnos, and the groups of the `STAT` command the engine knows.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use types::{Cas, CollectionId, DocKey, Item, Seqno, VbId, VbState, VbUuid};
+
+use crate::bucket::Bucket;
+use crate::expiry;
+use crate::hash_table::Counts;
+use crate::op::OpError;
+use crate::vbucket::VBucket;
+
+/// What `OBSERVE` tells of a key. The discriminants are the wire's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum KeyState {
+    NotPersisted = 0x00,
+    Persisted = 0x01,
+    NotFound = 0x80,
+    DeletedNotPersisted = 0x81,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observed {
+    pub state: KeyState,
+    pub cas: Cas,
+}
+
+/// What `OBSERVE_SEQNO` tells of a vBucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObserveSeqno {
+    pub uuid: VbUuid,
+    pub persisted: Seqno,
+    pub current: Seqno,
+    /// The history asked about, if it is not the current one, and the last seqno it shares with it.
+    pub old: Option<(VbUuid, Seqno)>,
+}
+
+type Lines = Vec<(String, String)>;
+
+impl Bucket {
+    /// How far the newest committed version of a key has come. Tombstones already forgotten are not found.
+    pub fn observe(&self, vb: VbId, key: DocKey<'_>) -> Result<Observed, OpError> {
+        let vb = self.vb(vb)?;
+        if !matches!(vb.state(), VbState::Active | VbState::Replica) {
+            return Err(OpError::NotMyVbucket);
+        }
+        let slot = vb.table.lock(key);
+        let Some(item) = slot.committed() else { return Ok(Observed { state: KeyState::NotFound, cas: Cas(0) }) };
+        let persisted = item.meta.seqno <= vb.log.marks.durable();
+        let gone = item.is_deleted() || expiry::is_past(item.meta.expiry, self.env.clock.unix_s());
+        let state = match (gone, persisted) {
+            (false, false) => KeyState::NotPersisted,
+            (false, true) => KeyState::Persisted,
+            (true, true) => KeyState::NotFound,
+            (true, false) => KeyState::DeletedNotPersisted,
+        };
+        Ok(Observed { state, cas: if state == KeyState::NotFound { Cas(0) } else { item.meta.cas } })
+    }
+
+    /// How far a history of a vBucket has come. `NotFound`: it never had that history.
+    pub fn observe_seqno(&self, vb: VbId, uuid: VbUuid) -> Result<ObserveSeqno, OpError> {
+        let vb = self.vb(vb)?;
+        if !matches!(vb.state(), VbState::Active | VbState::Replica) {
+            return Err(OpError::NotMyVbucket);
+        }
+        let record = vb.log.record();
+        let entries = record.failover.newest_first();
+        let place = entries.iter().position(|entry| entry.uuid == uuid).ok_or(OpError::NotFound)?;
+        // A history ended where the next one began.
+        let old = place.checked_sub(1).map(|next| (uuid, entries[next].seqno));
+        let (persisted, current) = (vb.log.marks.durable(), vb.log.marks.high());
+        Ok(ObserveSeqno { uuid: entries[0].uuid, persisted, current, old })
+    }
+
+    /// The high seqno of every vBucket in `state`; `None`: of all but the dead.
+    pub fn all_vb_seqnos(&self, state: Option<VbState>) -> Vec<(VbId, Seqno)> {
+        let wanted = |vb: &&VBucket| match state {
+            Some(state) => vb.state() == state,
+            None => vb.state() != VbState::Dead,
+        };
+        self.vbuckets.iter().filter(wanted).map(|vb| (vb.id, vb.log.marks.high())).collect()
+    }
+
+    /// Any live document whose value is in memory. `None`: there is none.
+    pub fn random_key(&self) -> Option<Arc<Item>> {
+        let now_s = self.env.clock.unix_s();
+        let dice = self.env.rng.u64() as usize;
+        let count = self.vbuckets.len();
+        (0..count).map(|n| &self.vbuckets[(dice.wrapping_add(n)) % count]).find_map(|vb| {
+            let live = vb.table.counts.live.load(Relaxed);
+            if live <= 0 || vb.state() != VbState::Active {
+                return None;
+            }
+            let (mut skip, mut found) = ((dice >> 16) % live as usize, None);
+            vb.table.visit(|entry| {
+                let usable = |item: &&Arc<Item>| {
+                    !item.is_deleted() && item.resident() && !expiry::is_past(item.meta.expiry, now_s)
+                };
+                if let Some(item) = entry.committed.as_ref().filter(usable) {
+                    found = Some(Arc::clone(item));
+                    skip = skip.saturating_sub(1);
+                }
+                found.is_none() || skip > 0
+            });
+            found
+        })
+    }
+
+    /// Sum of a count over the vBuckets.
+    pub(crate) fn total(&self, count: impl Fn(&Counts) -> i64) -> i64 {
+        self.vbuckets.iter().map(|vb| count(&vb.table.counts)).sum()
+    }
+
+    /// Live documents.
+    pub fn items(&self) -> u64 {
+        self.total(|c| c.live.load(Relaxed)).max(0) as u64
+    }
+
+    /// One group of statistics, as the `STAT` command names it. `None`: not the engine's.
+    pub fn stats(&self, group: &str) -> Option<Lines> {
+        let mut words = group.split_ascii_whitespace();
+        let name = words.next().unwrap_or("");
+        let arguments: Vec<&str> = words.collect();
+        let vb = arguments.first().and_then(|text| text.parse().ok()).map(VbId);
+        let one_vb = |lines: fn(&Bucket, &VBucket, &mut Lines)| match arguments.is_empty() {
+            true => Some(self.each_vb(lines)),
+            false => vb.and_then(|vb| self.vb(vb).ok()).map(|vb| {
+                let mut out = Lines::new();
+                lines(self, vb, &mut out);
+                out
+            }),
+        };
+        match name {
+            "" => Some(self.general()),
+            "vbucket" => one_vb(|_, vb, out| out.push((format!("vb_{}", vb.id), vb.state().name().into()))),
+            "vbucket-details" => one_vb(Bucket::vbucket_details),
+            "vbucket-seqno" => one_vb(|_, vb, out| vbucket_seqno(vb, out)),
+            "failovers" => one_vb(|_, vb, out| failovers(vb, out)),
+            "durability-monitor" | "vbucket-durability-state" => one_vb(|_, vb, out| durability(vb, out)),
+            "checkpoint" => one_vb(|_, vb, out| checkpoint(vb, out)),
+            "hash" => one_vb(|_, vb, out| hash(vb, out)),
+            "memory" => Some(self.memory()),
+            "key" | "vkey" => self.key_stats(&arguments, name == "vkey"),
+            "collections" => Some(self.collections()),
+            "kvstore" => Some(self.kvstore()),
+            "warmup" => Some(self.warm_up_stats()),
+            _ => None,
+        }
+    }
+
+    fn each_vb(&self, lines: fn(&Bucket, &VBucket, &mut Lines)) -> Lines {
+        let mut out = Lines::new();
+        self.vbuckets.iter().for_each(|vb| lines(self, vb, &mut out));
+        out
+    }
+
+    fn general(&self) -> Lines {
+        let in_state = |state| self.vbuckets.iter().filter(|vb| vb.state() == state).count();
+        let total = |count: fn(&Counts) -> i64| self.total(count).to_string();
+        let counters = &self.counters;
+        let mut out: Lines = Vec::new();
+        let mut put = |name: &str, value: String| out.push((name.to_owned(), value));
+        put("curr_items", total(|c| c.live.load(Relaxed)));
+        put("curr_items_tot", total(|c| c.live.load(Relaxed)));
+        put("curr_temp_items", "0".into());
+        put("mem_used", self.memory_used().to_string());
+        put("ep_max_size", self.quota_bytes().to_string());
+        put("ep_mem_high_wat", self.high_mark().to_string());
+        put("ep_kv_size", self.table_bytes.load(Relaxed).to_string());
+        put("ep_degraded_mode", "0".into());
+        put("ep_bucket_type", "persistent".into());
+        put("ep_num_non_resident", total(|c| c.non_resident.load(Relaxed)));
+        put("ep_tombstones_in_memory", total(|c| c.tombstones.load(Relaxed)));
+        put("ep_items_with_expiry", total(|c| c.expiring.load(Relaxed)));
+        put("ep_sync_writes_pending", total(|c| c.prepares.load(Relaxed)));
+        put("ep_sync_write_commits", counters.commits.load(Relaxed).to_string());
+        put("ep_sync_write_aborts", counters.aborts.load(Relaxed).to_string());
+        put("ep_bg_fetched", counters.fetches.load(Relaxed).to_string());
+        put("ep_expired_access", counters.expired.load(Relaxed).to_string());
+        put("ep_num_value_ejects", counters.evicted.load(Relaxed).to_string());
+        put("ep_tmp_oom_errors", counters.refused_memory.load(Relaxed).to_string());
+        put("ep_num_expiry_pager_runs", counters.pager_runs.load(Relaxed).to_string());
+        put("ep_queue_size", self.store.pending().to_string());
+        put("ep_vb_total", self.vbuckets.len().to_string());
+        put("vb_active_num", in_state(VbState::Active).to_string());
+        put("vb_replica_num", in_state(VbState::Replica).to_string());
+        put("vb_pending_num", in_state(VbState::Pending).to_string());
+        put("vb_dead_num", in_state(VbState::Dead).to_string());
+        put("vb_poisoned_num", self.vbuckets.iter().filter(|v| v.log.marks.poisoned().is_some()).count().to_string());
+        out
+    }
+
+    fn vbucket_details(&self, vb: &VBucket, out: &mut Lines) {
+        let (id, counts, marks) = (vb.id, &vb.table.counts, &vb.log.marks);
+        out.push((format!("vb_{id}"), vb.state().name().into()));
+        let mut put = |name: &str, value: String| out.push((format!("vb_{id}:{name}"), value));
+        put("num_items", counts.live.load(Relaxed).to_string());
+        put("num_non_resident", counts.non_resident.load(Relaxed).to_string());
+        put("num_tombstones", counts.tombstones.load(Relaxed).to_string());
+        put("ht_memory", counts.bytes.load(Relaxed).to_string());
+        put("high_seqno", marks.high().to_string());
+        put("durable_seqno", marks.durable().to_string());
+        put("filed_seqno", marks.filed().to_string());
+        put("purge_seqno", vb.purge.to_string());
+        put("uuid", vb.uuid().to_string());
+        put("max_cas", vb.log.max_cas().to_string());
+        put("max_deleted_revid", vb.max_deleted_rev().to_string());
+        put("sync_writes", vb.sync_writes().to_string());
+        put("poisoned", marks.poisoned().unwrap_or("no").to_owned());
+        let record = vb.log.record();
+        let chain = |chain: &Vec<Option<String>>| {
+            let nodes: Vec<String> =
+                chain.iter().map(|n| n.as_ref().map_or("null".into(), |n| format!("\"{n}\""))).collect();
+            format!("[{}]", nodes.join(","))
+        };
+        let chains: Vec<String> = record.topology.iter().map(chain).collect();
+        put("topology", format!("[{}]", chains.join(",")));
+    }
+
+    fn memory(&self) -> Lines {
+        let (used, backlog) = (self.memory_used(), self.backlog_bytes.load(Relaxed));
+        [
+            ("mem_used", used.to_string()),
+            ("ep_kv_size", self.table_bytes.load(Relaxed).to_string()),
+            ("ep_changelog_memory", backlog.to_string()),
+            ("ep_max_size", self.quota_bytes().to_string()),
+            ("ep_mem_high_wat", self.high_mark().to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
+    }
+
+    fn key_stats(&self, arguments: &[&str], check: bool) -> Option<Lines> {
+        let &[key, vb] = arguments else { return None };
+        let key = types::KeyBuf::in_default_collection(key.as_bytes()).ok()?;
+        let vb = self.vb(VbId(vb.parse().ok()?)).ok()?;
+        let item = Arc::clone(vb.table.lock(key.as_key()).committed()?);
+        if item.is_deleted() {
+            return None;
+        }
+        let yes = |yes: bool| if yes { "true" } else { "false" }.to_owned();
+        let mut out = vec![
+            ("key_is_dirty".to_owned(), yes(item.meta.seqno > vb.log.marks.durable())),
+            ("key_exptime".to_owned(), item.meta.expiry.to_string()),
+            ("key_flags".to_owned(), item.meta.flags.to_string()),
+            ("key_cas".to_owned(), item.meta.cas.to_string()),
+            ("key_vb_state".to_owned(), vb.state().name().to_owned()),
+            ("key_is_resident".to_owned(), yes(item.resident())),
+        ];
+        if check {
+            let dirty = item.meta.seqno > vb.log.marks.filed();
+            let valid = match self.store.fetch_now(vb.id, key.as_key()) {
+                _ if dirty => "dirty",
+                Ok(Some(filed)) if filed.meta == item.meta && (!item.resident() || filed.value() == item.value()) => {
+                    "valid"
+                }
+                Ok(Some(_)) => "length_mismatch",
+                Ok(None) => "item_deleted",
+                Err(_) => "unreadable",
+            };
+            out.push(("key_valid".to_owned(), valid.to_owned()));
+        }
+        Some(out)
+    }
+
+    fn collections(&self) -> Lines {
+        debug_assert_eq!(CollectionId::default().0, 0);
+        let items = self.items().to_string();
+        let bytes = self.table_bytes.load(Relaxed).to_string();
+        [
+            ("manifest_uid", "0".to_owned()),
+            ("0x0:name", "_default".to_owned()),
+            ("0x0:0x0:name", "_default".to_owned()),
+            ("0x0:0x0:items", items),
+            ("0x0:0x0:mem_used", bytes),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
+    }
+
+    fn kvstore(&self) -> Lines {
+        vec![("store".to_owned(), format!("{:?}", self.store.stats()))]
+    }
+
+    fn warm_up_stats(&self) -> Lines {
+        let recovered = self.warm_up.get().cloned().unwrap_or_default();
+        [
+            ("ep_warmup", "enabled".to_owned()),
+            ("ep_warmup_state", "done".to_owned()),
+            ("ep_warmup_thread", "complete".to_owned()),
+            ("ep_warmup_key_count", recovered.documents.to_string()),
+            ("ep_warmup_value_count", (recovered.documents - recovered.without_value).to_string()),
+            ("ep_warmup_recommitted", recovered.recommitted.to_string()),
+            ("ep_warmup_time", recovered.took.as_micros().to_string()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+        .to_vec()
+    }
+}
+
+fn vbucket_seqno(vb: &VBucket, out: &mut Lines) {
+    let (id, marks) = (vb.id, &vb.log.marks);
+    let (high, durable) = (marks.high(), marks.durable());
+    let mut put = |name: &str, value: String| out.push((format!("vb_{id}:{name}"), value));
+    put("high_seqno", high.to_string());
+    put("abs_high_seqno", high.to_string());
+    put("last_persisted_seqno", durable.to_string());
+    put("purge_seqno", vb.purge.to_string());
+    put("uuid", vb.uuid().to_string());
+    put("last_persisted_snap_start", durable.to_string());
+    put("last_persisted_snap_end", durable.to_string());
+}
+
+fn failovers(vb: &VBucket, out: &mut Lines) {
+    let record = vb.log.record();
+    let entries = record.failover.newest_first();
+    let id = vb.id;
+    out.push((format!("vb_{id}:num_entries"), entries.len().to_string()));
+    out.push((format!("vb_{id}:num_erroneous_entries_erased"), "0".to_owned()));
+    for (n, entry) in entries.iter().enumerate() {
+        out.push((format!("vb_{id}:{n}:id"), entry.uuid.to_string()));
+        out.push((format!("vb_{id}:{n}:seq"), entry.seqno.to_string()));
+    }
+}
+
+fn durability(vb: &VBucket, out: &mut Lines) {
+    let id = vb.id;
+    let (pending, high_prepared, completed) = match vb.waiting.lock().as_deref() {
+        Some(tracker) => (tracker.len(), tracker.high_prepared, tracker.completed),
+        None => (0, Seqno(0), Seqno(0)),
+    };
+    out.push((format!("vb_{id}:state"), vb.state().name().to_owned()));
+    out.push((format!("vb_{id}:num_tracked"), pending.to_string()));
+    out.push((format!("vb_{id}:high_prepared_seqno"), high_prepared.to_string()));
+    out.push((format!("vb_{id}:high_completed_seqno"), completed.to_string()));
+}
+
+fn checkpoint(vb: &VBucket, out: &mut Lines) {
+    let id = vb.id;
+    let (entries, bytes) = vb.log.backlog();
+    out.push((format!("vb_{id}:state"), vb.state().name().to_owned()));
+    out.push((format!("vb_{id}:num_checkpoint_items"), entries.to_string()));
+    out.push((format!("vb_{id}:mem_usage"), bytes.to_string()));
+    for (name, seqno) in vb.log.readers() {
+        out.push((format!("vb_{id}:{name}:cursor_seqno"), seqno.to_string()));
+    }
+}
+
+fn hash(vb: &VBucket, out: &mut Lines) {
+    let id = vb.id;
+    let (slots, entries) = vb.table.slots();
+    out.push((format!("vb_{id}:size"), slots.to_string()));
+    out.push((format!("vb_{id}:counted"), entries.to_string()));
+    out.push((format!("vb_{id}:mem_size"), vb.table.counts.bytes.load(Relaxed).to_string()));
+}

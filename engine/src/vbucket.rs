@@ -1,0 +1,272 @@
+//! One vBucket: its documents in memory, its changelog, and who waits for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use changelog::{Changelog, VbRecord};
+use types::rank::{Mutex, Rank, RwLock};
+use types::{Datatype, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid};
+
+use crate::durability::{SyncWrite, Tracker, Verdict};
+use crate::hash_table::{HashSeed, HashTable};
+use crate::op::OpError;
+
+/// One vBucket.
+///
+/// 1. `log` is appended to with the stripe of the item's key held, so that a key's order in the log is the order its
+///    readers saw.
+/// 2. A document missing from `table` is missing, or a tombstone in the file; the latter only if `tombstones_on_disk`.
+pub struct VBucket {
+    pub id: VbId,
+    /// Operations hold it for reading while they run.
+    pub(crate) state: RwLock<VbState>,
+    pub(crate) table: HashTable,
+    pub log: Arc<Changelog>,
+    /// Of the current history.
+    uuid: AtomicU64,
+    /// Highest revision of any deleted document: where a key that is not remembered goes on.
+    max_deleted_rev: AtomicU64,
+    /// The file may hold tombstones the table does not.
+    tombstones_on_disk: AtomicBool,
+    /// Grows when tombstones are dropped from the table: what the file said before may be out of date.
+    sweeps: AtomicU64,
+    /// Prepares up to here are from before the restart: they may have been acknowledged.
+    inherited_upto: AtomicU64,
+    pub purge: Seqno,
+    /// Bytes the changelog holds for its readers, as last looked.
+    backlog_bytes: AtomicI64,
+    pub(crate) waiting: Mutex<Option<Box<Tracker>>>,
+}
+
+/// What a vBucket begins with.
+pub(crate) struct Beginning {
+    pub record: VbRecord,
+    pub high: Seqno,
+    pub max_cas: types::Cas,
+    pub max_deleted_rev: RevSeqno,
+    pub purge: Seqno,
+    pub tombstones_on_disk: bool,
+}
+
+impl VBucket {
+    pub(crate) fn new(id: VbId, seed: HashSeed, bucket_bytes: Arc<AtomicI64>, begin: Beginning) -> VBucket {
+        let (state, uuid) = (begin.record.state, begin.record.failover.current().uuid);
+        VBucket {
+            id,
+            state: RwLock::ranked(Rank::VBucketState, state),
+            table: HashTable::new(seed, bucket_bytes),
+            log: Arc::new(Changelog::new(begin.high, begin.max_cas, begin.record)),
+            uuid: AtomicU64::new(uuid.0),
+            max_deleted_rev: AtomicU64::new(begin.max_deleted_rev.0),
+            tombstones_on_disk: AtomicBool::new(begin.tombstones_on_disk),
+            sweeps: AtomicU64::new(0),
+            inherited_upto: AtomicU64::new(0),
+            purge: begin.purge,
+            backlog_bytes: AtomicI64::new(0),
+            waiting: Mutex::ranked(Rank::Durability, None),
+        }
+    }
+
+    pub fn state(&self) -> VbState {
+        *self.state.read()
+    }
+
+    pub fn uuid(&self) -> VbUuid {
+        VbUuid(self.uuid.load(Relaxed))
+    }
+
+    pub(crate) fn set_uuid(&self, uuid: VbUuid) {
+        self.uuid.store(uuid.0, Relaxed);
+    }
+
+    /// The revision of a key nothing is remembered of.
+    pub(crate) fn first_rev(&self) -> RevSeqno {
+        RevSeqno(self.max_deleted_rev.load(Relaxed) + 1)
+    }
+
+    pub fn max_deleted_rev(&self) -> RevSeqno {
+        RevSeqno(self.max_deleted_rev.load(Relaxed))
+    }
+
+    pub(crate) fn note_deleted(&self, rev: RevSeqno) {
+        self.max_deleted_rev.fetch_max(rev.0, Relaxed);
+    }
+
+    /// Whether a key missing from the table may be a tombstone in the file.
+    pub(crate) fn may_have_tombstones(&self) -> bool {
+        self.tombstones_on_disk.load(Relaxed)
+    }
+
+    pub(crate) fn sweeps(&self) -> u64 {
+        self.sweeps.load(Relaxed)
+    }
+
+    /// Forgets the tombstones the file has. Returns how many.
+    pub(crate) fn drop_tombstones(&self) -> usize {
+        if self.table.counts.tombstones.load(Relaxed) == 0 {
+            return 0;
+        }
+        // Said before it is true, so that nobody misses one in between.
+        self.tombstones_on_disk.store(true, Relaxed);
+        self.sweeps.fetch_add(1, Relaxed);
+        let dropped = self.table.drop_tombstones(self.log.marks.filed());
+        self.sweeps.fetch_add(1, Relaxed);
+        dropped
+    }
+
+    /// Whether this prepare is from before a restart.
+    pub(crate) fn is_inherited(&self, prepare: &Item) -> bool {
+        prepare.meta.seqno.0 <= self.inherited_upto.load(Relaxed)
+    }
+
+    /// Notes how much the changelog holds now; returns the difference to the last look.
+    pub(crate) fn note_backlog(&self) -> i64 {
+        let bytes = self.log.backlog().1 as i64;
+        bytes - self.backlog_bytes.swap(bytes, Relaxed)
+    }
+
+    pub(crate) fn add_backlog(&self, bytes: i64) {
+        self.backlog_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Puts the prepares found in memory back into the queue, after a restart or a change of role. They wait for ever.
+    pub(crate) fn retrack(&self) {
+        let mut prepares: Vec<(Seqno, Level, Box<[u8]>)> = Vec::new();
+        self.table.visit(|entry| {
+            if let Some(item) = &entry.prepare
+                && let Kind::Prepare { level } = item.kind
+            {
+                prepares.push((item.meta.seqno, level, item.id().into()));
+            }
+            true
+        });
+        let Some(last) = prepares.iter().map(|p| p.0).max() else { return };
+        self.inherited_upto.fetch_max(last.0, Relaxed);
+        prepares.sort_by_key(|p| p.0);
+        let mut waiting = self.waiting.lock();
+        let tracker = waiting.get_or_insert_default();
+        for (seqno, level, key) in prepares {
+            tracker.push(SyncWrite { seqno, level, key, deadline: None, client: None });
+        }
+    }
+
+    /// Completes the sync writes whose time has come, from the front, and tells those who wait for a
+    /// seqno. Call without locks.
+    pub(crate) fn settle(&self, now: Duration) -> Settled {
+        let mut settled = Settled::default();
+        let state = self.state.read();
+        let due = {
+            let mut waiting = self.waiting.lock();
+            let Some(tracker) = waiting.as_deref_mut() else { return settled };
+            let due = tracker.take_seqno_waiters(&self.log.marks, now);
+            if *state == VbState::Active && tracker.begin() {
+                settled.verdict = tracker.next(&self.log.marks, now);
+            }
+            settled.arm = tracker.arm();
+            due
+        };
+        let mut answers: VecDeque<_> = due.into_iter().collect();
+        while let Some(verdict) = settled.verdict.take() {
+            match verdict {
+                Verdict::Commit(write) => {
+                    settled.appended_bytes += self.commit(&write);
+                    settled.committed += 1;
+                    if let Some(client) = write.client {
+                        let reply = client.answer.reply(client.mutated);
+                        answers.push_back((client.waiter, Ok(reply)));
+                    }
+                }
+                Verdict::Abort(write) => {
+                    settled.appended_bytes += self.abort(&write);
+                    settled.aborted += 1;
+                    if let Some(client) = write.client {
+                        answers.push_back((client.waiter, Err(OpError::Ambiguous("not durable within its time-out"))));
+                    }
+                }
+                Verdict::Ambiguous(write) => {
+                    if let Some(client) = write.client {
+                        let why = "what the disk kept is unknown until a restart";
+                        answers.push_back((client.waiter, Err(OpError::Ambiguous(why))));
+                    }
+                }
+            }
+            let mut waiting = self.waiting.lock();
+            let tracker = waiting.as_deref_mut().expect("stays while someone completes");
+            settled.verdict = tracker.next(&self.log.marks, now);
+            settled.arm = settled.arm.into_iter().chain(tracker.arm()).min();
+        }
+        drop(state);
+        for (waiter, result) in answers {
+            waiter.finish(result);
+        }
+        settled
+    }
+
+    /// The document becomes what its prepare said. Returns the bytes appended.
+    fn commit(&self, write: &SyncWrite) -> i64 {
+        let key = types::DocKey::parse(&write.key).expect("taken from an item");
+        let mut slot = self.table.lock(key);
+        let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
+        let item = self.log.append_with_cas(prepare.meta.cas, |stamp| {
+            let meta = Meta { seqno: stamp.seqno, ..prepare.meta };
+            let value = prepare.has_value().then(|| Box::from(prepare.value()));
+            Item::new(key, meta, Kind::Committed { prepared: Some(write.seqno) }, value)
+        });
+        if item.is_deleted() {
+            self.note_deleted(item.meta.rev);
+        }
+        let bytes = item.memory() as i64;
+        slot.put_committed(item, true);
+        self.add_backlog(bytes);
+        bytes
+    }
+
+    /// The prepare comes to nothing. Returns the bytes appended.
+    fn abort(&self, write: &SyncWrite) -> i64 {
+        let key = types::DocKey::parse(&write.key).expect("taken from an item");
+        let mut slot = self.table.lock(key);
+        let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
+        let item = self.log.append_with_cas(prepare.meta.cas, |stamp| {
+            let deleted = Some(types::DeleteSource::Explicit);
+            let expiry = (prepare.meta.cas.0 / 1_000_000_000) as u32;
+            let meta = Meta { seqno: stamp.seqno, deleted, expiry, datatype: Datatype::RAW, ..prepare.meta };
+            Item::new(key, meta, Kind::Abort { prepared: write.seqno }, None)
+        });
+        let bytes = item.memory() as i64;
+        self.add_backlog(bytes);
+        bytes
+    }
+
+    /// Tells everyone who waits that nobody will know: the vBucket stops being active, or the server stops.
+    pub(crate) fn give_up(&self, why: &'static str) {
+        let (writes, seqnos) = {
+            let mut waiting = self.waiting.lock();
+            let Some(tracker) = waiting.as_deref_mut() else { return };
+            (tracker.drain(), tracker.take_seqno_waiters(&self.log.marks, Duration::MAX))
+        };
+        for client in writes.into_iter().filter_map(|write| write.client) {
+            client.waiter.finish(Err(OpError::Ambiguous(why)));
+        }
+        for (waiter, result) in seqnos {
+            waiter.finish(result);
+        }
+    }
+
+    /// Sync writes under way.
+    pub fn sync_writes(&self) -> usize {
+        self.waiting.lock().as_deref().map_or(0, Tracker::len)
+    }
+}
+
+/// What came of a look at the queue.
+#[derive(Default)]
+pub(crate) struct Settled {
+    pub appended_bytes: i64,
+    pub committed: u64,
+    pub aborted: u64,
+    /// When the timer is to look here.
+    pub arm: Option<Duration>,
+    verdict: Option<Verdict>,
+}
