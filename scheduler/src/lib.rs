@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Nothing here polls. A wake that is lost stays lost, so the two places where one could be are small, argued and
-//! model-checked: [`park`] (a thread that goes to sleep) and [`word`] (a task whose run ends). Both keep the wrong order
+//! model-checked: [`park`] (a thread that goes to sleep) and `word` (a task whose run ends). Both keep the wrong order
 //! of steps beside the right one, as a model that must fail.
 //!
 //! The code that runs in tasks does not know what runs it: [`Pools::start`] has threads, [`Stepper`] has none, and time
@@ -19,16 +19,20 @@
 
 mod core;
 mod death;
+#[cfg(all(test, loom))]
+mod models;
 pub mod park;
 mod pool;
 mod pools;
 mod ready;
 mod stats;
 mod stepper;
+#[cfg(all(test, shuttle))]
+mod storms;
 mod sync;
 mod task;
 mod timer;
-pub mod word;
+mod word;
 
 pub use crate::core::current_task;
 pub use pools::{PoolConfig, PoolError, PoolKind, Pools, Stop, THREADS_MAX};
