@@ -1,0 +1,129 @@
+//! One flush's changes, made ready for the file: one entry an id, and what they do to the vBucket's facts.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use changelog::{Slice, VbRecord};
+use types::{Datatype, Item, Kind, Seqno, VbState};
+
+use crate::facts::VbFacts;
+
+/// Ids of prepares and aborts begin with this; no collection is called so.
+pub const PREPARE_PREFIX: u8 = 0x02;
+
+/// What the file calls an item: prepares and aborts live beside the documents, under ids of their own.
+pub fn file_id(item: &Item) -> Vec<u8> {
+    match item.kind {
+        Kind::Committed { .. } => item.id().to_vec(),
+        Kind::Prepare { .. } | Kind::Abort { .. } => [&[PREPARE_PREFIX], item.id()].concat(),
+    }
+}
+
+pub struct Entry {
+    pub id: Vec<u8>,
+    pub item: Arc<Item>,
+}
+
+/// 1. `entries` are sorted by id, one each: the newest of the slice.
+/// 2. `first..=last` are the slice's seqnos, dropped duplicates included.
+pub struct Batch {
+    pub entries: Vec<Entry>,
+    pub first: Seqno,
+    pub last: Seqno,
+    /// Changes before deduplication, and their bytes.
+    pub items_in: usize,
+    pub bytes_in: usize,
+}
+
+impl Batch {
+    pub fn of(slice: &Slice) -> Batch {
+        let mut entries: Vec<_> =
+            slice.items.iter().map(|item| Entry { id: file_id(item), item: Arc::clone(item) }).collect();
+        entries.sort_unstable_by(|a, b| (&a.id, Reverse(a.item.meta.seqno)).cmp(&(&b.id, Reverse(b.item.meta.seqno))));
+        entries.dedup_by(|later, kept| later.id == kept.id);
+        Batch {
+            entries,
+            first: slice.items.first().map_or(slice.last.next(), |item| item.meta.seqno),
+            last: slice.last,
+            items_in: slice.items.len(),
+            bytes_in: slice.items.iter().map(|item| item.memory()).sum(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The facts after this batch, except for the counts of prepares, which only the file can tell.
+    pub fn facts_after(&self, before: &VbFacts, slice: &Slice, record: &VbRecord) -> VbFacts {
+        let mut facts = before.clone();
+        facts.record = record.clone();
+        // Duplicates count too: a prepare committed within the batch was there.
+        for item in &slice.items {
+            let meta = &item.meta;
+            facts.max_cas = facts.max_cas.max(meta.cas);
+            facts.might_contain_xattrs |= meta.datatype.has(Datatype::XATTR);
+            if facts.hlc_epoch.is_none() {
+                facts.hlc_epoch = Some(meta.seqno);
+            }
+            match item.kind {
+                Kind::Committed { prepared } => {
+                    facts.max_visible = meta.seqno;
+                    facts.completed = facts.completed.max(prepared.unwrap_or_default());
+                    if meta.deleted.is_some() {
+                        facts.max_deleted_rev = facts.max_deleted_rev.max(meta.rev);
+                    }
+                }
+                Kind::Prepare { .. } => facts.prepared = meta.seqno,
+                Kind::Abort { prepared } => facts.completed = facts.completed.max(prepared),
+            }
+        }
+        facts.snap_end = facts.snap_end.max(self.last);
+        if record.state == VbState::Active || facts.snap_start > self.last {
+            (facts.snap_start, facts.snap_end) = (self.last, self.last);
+        }
+        facts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{change, record};
+    use changelog::Changelog;
+    use env::Env;
+    use types::{Cas, Level};
+
+    fn log() -> (Env, Changelog) {
+        let (env, _) = env::sim::env(1);
+        (env, Changelog::new(Seqno(0), Cas(0), record()))
+    }
+
+    #[test]
+    fn the_newest_change_of_a_key_is_kept_and_namespaces_stay_apart() {
+        let (env, log) = log();
+        let cursor = log.cursor("flusher", Seqno(0)).unwrap();
+        let committed = |prepared| Kind::Committed { prepared };
+        let prepare = Kind::Prepare { level: Level::Majority };
+        for (key, kind) in [
+            ("b", committed(None)),
+            ("a", prepare),
+            ("a", committed(Some(Seqno(2)))),
+            ("b", committed(None)),
+            ("a", prepare),
+            ("c", prepare),
+            ("c", Kind::Abort { prepared: Seqno(6) }),
+        ] {
+            change(&log, &*env.clock, key, kind, Some(b"v"));
+        }
+        let slice = log.read(&cursor, usize::MAX);
+        let batch = Batch::of(&slice);
+        let kept: Vec<_> = batch.entries.iter().map(|e| (e.id.as_slice(), e.item.meta.seqno.0)).collect();
+        assert_eq!(kept, [(&b"\0a"[..], 3), (b"\0b", 4), (b"\x02\0a", 5), (b"\x02\0c", 7)]);
+        assert_eq!((batch.first, batch.last, batch.items_in), (Seqno(1), Seqno(7), 7));
+
+        let facts = batch.facts_after(&VbFacts::new(record()), &slice, &record());
+        assert_eq!((facts.prepared, facts.completed, facts.max_visible), (Seqno(6), Seqno(6), Seqno(4)));
+        assert_eq!((facts.snap_start, facts.snap_end, facts.hlc_epoch), (Seqno(7), Seqno(7), Some(Seqno(1))));
+    }
+}

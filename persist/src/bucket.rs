@@ -1,0 +1,240 @@
+//! One bucket's files, as the engine uses them.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{self, Relaxed};
+
+use changelog::{Changelog, VbRecord};
+use couchstore::{DocInfo, Snapshot};
+use types::{Cas, DocKey, Item, Kind, Meta, RevSeqno, Seqno, VbId};
+
+use crate::error::{Damage, Damages, StoreError};
+use crate::names;
+use crate::queue::{Urgency, Work};
+use crate::spec::BucketSpec;
+use crate::stats::BucketStoreStats;
+use crate::vb::{Committed, Done, Home, Nudge, Vb};
+use crate::{codec, fetch};
+
+/// The files of one bucket.
+///
+/// 1. A vBucket's marks move only after the commit that they speak of outlives power loss.
+/// 2. Reads see the last such commit, never one that failed.
+/// 3. "Not found" is said only of a file that was read without error, or of a vBucket that never had one.
+pub struct BucketStore {
+    spec: BucketSpec,
+    pub(crate) home: Arc<Home>,
+    vbs: Vec<Arc<Vb>>,
+}
+
+/// What a vBucket's file says. vBuckets without a file are empty.
+#[derive(Clone, Debug)]
+pub struct RecoveredVb {
+    pub vb: VbId,
+    pub high: Seqno,
+    /// Tombstones up to here may be gone.
+    pub purge: Seqno,
+    pub max_cas: Cas,
+    /// The highest revision of a tombstone.
+    pub max_deleted_rev: RevSeqno,
+    pub record: VbRecord,
+    /// The highest prepare that was committed or aborted.
+    pub completed: Seqno,
+    /// The highest prepare.
+    pub prepared: Seqno,
+    /// Entries not deleted, prepares among them.
+    pub alive: u64,
+    /// Entries deleted, aborts among them.
+    pub tombstones: u64,
+    pub on_disk_prepares: u64,
+    /// The file's name in its bucket's directory.
+    pub file: String,
+    pub file_bytes: u64,
+    /// The file was damaged and, as the recovery option asks, an older commit is used: a new history begins at `high`.
+    pub rewound: bool,
+}
+
+/// What to stream at warm-up besides documents and open prepares.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WarmUp {
+    pub tombstones: bool,
+}
+
+impl BucketStore {
+    pub(crate) fn new(spec: BucketSpec, home: Arc<Home>, vbs: Vec<Arc<Vb>>) -> BucketStore {
+        assert_eq!(vbs.len(), usize::from(spec.vbuckets));
+        BucketStore { spec, home, vbs }
+    }
+
+    pub fn spec(&self) -> &BucketSpec {
+        &self.spec
+    }
+
+    /// What each file says as of its last good commit; asked right after the store was opened, what was recovered.
+    pub fn recovered(&self) -> Vec<RecoveredVb> {
+        self.vbs.iter().filter_map(|vb| vb.committed().map(|committed| recovered(vb.id, &committed))).collect()
+    }
+
+    /// Streams the last good commit of one vBucket in seqno order: every document alive, tombstones if asked for, and the
+    /// prepares that are neither committed nor aborted, always with their value. `want_value` is asked for each value
+    /// there is, with its bytes on disk; one not wanted stays in the file. An error means that the stream is not whole.
+    pub fn warm_up(
+        &self,
+        vb: VbId,
+        options: WarmUp,
+        want_value: &mut dyn FnMut(&Meta, usize) -> bool,
+        each: &mut dyn FnMut(Item),
+    ) -> Result<(), StoreError> {
+        let vb = self.vb(vb);
+        let Some(committed) = vb.committed() else { return Ok(()) };
+        let file = vb.snapshot(&committed)?;
+        let completed = committed.facts.completed;
+        let mut failed = None;
+        let walked = file.changes_since(0, |info| {
+            match warm_item(vb, &file, &info, options, completed, want_value) {
+                Ok(None) => {}
+                Ok(Some(item)) => each(item),
+                Err(error) => {
+                    failed = Some(error);
+                    return ControlFlow::Break(());
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        let _ = walked.map_err(StoreError::file(vb.id))?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Hands over the vBucket's changelog, which must not start after the high seqno of its file (0 without one). From here
+    /// on `changed` makes the flusher look at it. `nudge` is called after every move of the marks and after poisoning,
+    /// without locks held. A record that differs from the file's is written without further asking.
+    pub fn attach(&self, vb: VbId, log: Arc<Changelog>, nudge: Arc<dyn Nudge>) {
+        let vb = self.vb(vb);
+        vb.attach(log, nudge);
+        if vb.is_dirty() {
+            self.home.shared.changed(vb, Urgency::Normal);
+        }
+    }
+
+    /// The changelog has grown, or its record was replaced. Cheap if the vBucket is queued already. Not to be called with a
+    /// lock of rank `CommitQueue` or below held.
+    pub fn changed(&self, vb: VbId, urgency: Urgency) {
+        self.home.shared.changed(self.vb(vb), urgency);
+    }
+
+    /// Version of the changelog's record that the file holds; `None`: none it was attached with or given since.
+    pub fn recorded(&self, vb: VbId) -> Option<u64> {
+        let version = self.vb(vb).attached()?.recorded.load(Ordering::Acquire);
+        (version != u64::MAX).then_some(version)
+    }
+
+    /// Reads one document, alive or deleted, from the last good commit. `done` is called on a reader's thread, together
+    /// with all others that were asked of this vBucket meanwhile. `Ok(None)`: the file is whole and has no such key.
+    pub fn fetch(&self, vb: VbId, key: DocKey<'_>, done: Done) {
+        fetch::ask(self.vb(vb), key, done);
+    }
+
+    /// [`BucketStore::fetch`] on the caller's thread.
+    pub fn fetch_now(&self, vb: VbId, key: DocKey<'_>) -> Result<Option<Item>, StoreError> {
+        fetch::now(self.vb(vb), key)
+    }
+
+    /// The last write failed for lack of space, and none has succeeded since: refuse what would need more.
+    pub fn disk_full(&self) -> bool {
+        self.home.shared.disk_full.load(Ordering::Acquire)
+    }
+
+    /// Changes that are in no file yet.
+    pub fn pending(&self) -> u64 {
+        let pending = |vb: &Arc<Vb>| {
+            let marks = &vb.attached()?.log.marks;
+            Some(marks.high().0.saturating_sub(marks.filed().0))
+        };
+        self.vbs.iter().filter_map(pending).sum()
+    }
+
+    pub fn stats(&self) -> BucketStoreStats {
+        let counters = &self.home.counters;
+        let poisoned = |vb: &Arc<Vb>| {
+            let attached = vb.attached()?;
+            Some((vb.id, attached.log.marks.poisoned()?.to_owned()))
+        };
+        BucketStoreStats {
+            queued_vbs: self.vbs.iter().filter(|vb| vb.ticket().is_busy()).count() as u64,
+            waiting_vbs: self.vbs.iter().filter(|vb| vb.ticket().is_waiting()).count() as u64,
+            pending_items: self.pending(),
+            commits: counters.commits.load(Relaxed),
+            items_written: counters.items_written.load(Relaxed),
+            items_deduplicated: counters.items_deduplicated.load(Relaxed),
+            value_bytes_written: counters.value_bytes_written.load(Relaxed),
+            flush_failures: counters.flush_failures.load(Relaxed),
+            sync_failures: counters.sync_failures.load(Relaxed),
+            files_created: counters.files_created.load(Relaxed),
+            fetched: counters.fetched.load(Relaxed),
+            fetch_failures: counters.fetch_failures.load(Relaxed),
+            poisoned: self.vbs.iter().filter_map(poisoned).collect(),
+            file_bytes: self.vbs.iter().filter_map(|vb| Some(vb.committed()?.file_bytes)).sum(),
+            disk_full: self.disk_full(),
+        }
+    }
+
+    pub(crate) fn vbs(&self) -> &[Arc<Vb>] {
+        &self.vbs
+    }
+
+    fn vb(&self, vb: VbId) -> &Arc<Vb> {
+        self.vbs.get(usize::from(vb.0)).expect("vBuckets are numbered from 0 up to the bucket's count")
+    }
+}
+
+fn warm_item(
+    vb: &Vb,
+    file: &Snapshot,
+    info: &DocInfo,
+    options: WarmUp,
+    completed: Seqno,
+    want_value: &mut dyn FnMut(&Meta, usize) -> bool,
+) -> Result<Option<Item>, StoreError> {
+    let Some(entry) = codec::entry(info).map_err(|what| vb.damaged(what))? else { return Ok(None) };
+    let wanted = match entry.kind {
+        Kind::Abort { .. } => return Ok(None),
+        Kind::Prepare { .. } if entry.meta.seqno <= completed => return Ok(None),
+        Kind::Prepare { .. } => true,
+        Kind::Committed { .. } if entry.meta.deleted.is_some() && !options.tombstones => return Ok(None),
+        Kind::Committed { .. } => {
+            let bytes = info.body_size.saturating_sub(codec::CHUNK_FRAME_BYTES);
+            info.has_body() && want_value(&entry.meta, bytes as usize)
+        }
+    };
+    if wanted { entry.with_value(vb.id, file, info).map(Some) } else { Ok(Some(entry.without_value(info))) }
+}
+
+fn recovered(vb: VbId, committed: &Committed) -> RecoveredVb {
+    let facts = &committed.facts;
+    RecoveredVb {
+        vb,
+        high: committed.high,
+        purge: committed.purge,
+        max_cas: facts.max_cas,
+        max_deleted_rev: facts.max_deleted_rev,
+        record: facts.record.clone(),
+        completed: facts.completed,
+        prepared: facts.prepared,
+        alive: committed.alive,
+        tombstones: committed.tombstones,
+        on_disk_prepares: facts.on_disk_prepares,
+        file: names::vb_file(vb, committed.rev),
+        file_bytes: committed.file_bytes,
+        rewound: committed.rewound,
+    }
+}
+
+impl Vb {
+    /// The file was read, and says what cannot be.
+    pub(crate) fn damaged(&self, what: String) -> StoreError {
+        let committed = self.committed();
+        let path = committed.as_ref().map_or_else(|| self.home.dir.clone(), |c| self.path(c.rev));
+        let lost = format!("vBucket {}: at least the document in question", self.id);
+        StoreError::Damaged(Damages(vec![Damage { vb: Some(self.id), path, offset: None, what, lost }]))
+    }
+}

@@ -1,0 +1,130 @@
+//! The flusher: takes what waits in a vBucket's changelog, commits it to the file, and moves the marks.
+//!
+//! ```text
+//!     changelog ──read──▶ batch ──commit──▶ file      durable = filed = last      cursor released      nudge
+//!         ▲                         │
+//!         └── read again, later ◀── failed             a failed sync: poisoned, never again until a restart
+//! ```
+//! Each vBucket's file is committed by itself: two syncs a flush. That is the baseline which a shared log is measured
+//! against; `durable` and `filed` are published separately because there they part.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use changelog::Slice;
+
+use crate::batch::Batch;
+use crate::commit::commit;
+use crate::error::{StoreError, Verdict};
+use crate::queue::Outcome;
+use crate::stats::{BATCH_BYTES, BATCH_ITEMS, FLUSH_FAILURES, FLUSHES, SYNC_FAILURES};
+use crate::vb::{Attached, Committed, Vb};
+
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// Flushes one vBucket once. The caller has it from the queue, so nobody else does.
+pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
+    let Some(attached) = vb.attached() else { return Outcome::Done };
+    if attached.log.marks.poisoned().is_some() || vb.home.gone.load(Ordering::Acquire) {
+        return Outcome::Done;
+    }
+    let clock = &vb.home.shared.env.clock;
+    let begun = clock.monotonic();
+    let slice = attached.log.read(&attached.cursor, vb.home.shared.options.batch_bytes_max);
+    if slice.items.is_empty() && !vb.wants_record(&attached) {
+        return Outcome::Done;
+    }
+    let batch = Batch::of(&slice);
+    if batch.is_empty() && vb.committed().is_some_and(|c| c.facts.record == *slice.record) {
+        attached.recorded.store(slice.record_version, Ordering::Release);
+        return Outcome::Done;
+    }
+    match commit(vb, &slice, &batch) {
+        Ok(committed) => {
+            publish(vb, &attached, &slice, &batch, committed);
+            FLUSHES.record(clock.monotonic().saturating_sub(begun));
+            match attached.log.marks.high() > slice.last {
+                true => Outcome::More,
+                false => Outcome::Done,
+            }
+        }
+        Err(error) if error.verdict() == Verdict::Retry => put_back(vb, &error),
+        Err(error) => {
+            poison(vb, &attached, &error);
+            Outcome::Done
+        }
+    }
+}
+
+fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed: Committed) {
+    let recovered = vb.failures() > 0;
+    // Before the marks: whoever sees them may ask the file.
+    vb.set_committed(committed);
+    attached.recorded.store(slice.record_version, Ordering::Release);
+    vb.home.shared.disk_full.store(false, Ordering::Release);
+    attached.log.marks.publish_durable(slice.last);
+    attached.log.marks.publish_filed(slice.last);
+    attached.log.release(&attached.cursor, slice.last);
+
+    let counters = &vb.home.counters;
+    counters.add(|c| &c.commits, 1);
+    counters.add(|c| &c.items_written, batch.entries.len() as u64);
+    counters.add(|c| &c.items_deduplicated, (batch.items_in - batch.entries.len()) as u64);
+    counters.add(|c| &c.value_bytes_written, batch.entries.iter().map(|e| e.item.value().len() as u64).sum());
+    BATCH_BYTES.record(Duration::from_micros(batch.bytes_in as u64));
+    BATCH_ITEMS.record(Duration::from_micros(batch.items_in as u64));
+    if recovered {
+        tracing::info!(bucket = vb.home.name, vb = vb.id.0, "flushing works again");
+    }
+    attached.nudge.marks_moved(vb.id);
+}
+
+/// Nothing was acknowledged and nothing committed: the same changes are read again later.
+fn put_back(vb: &Vb, error: &StoreError) -> Outcome {
+    let shared = &vb.home.shared;
+    if matches!(error.errno(), Some(ENOSPC | EDQUOT)) {
+        shared.disk_full.store(true, Ordering::Release);
+    }
+    let failures = vb.add_failure();
+    vb.home.counters.add(|c| &c.flush_failures, 1);
+    FLUSH_FAILURES.inc();
+    let delay = RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(RETRY_MAX);
+    if let Some(untold) = shared.may_tell() {
+        tracing::warn!(
+            bucket = vb.home.name,
+            vb = vb.id.0,
+            failures,
+            untold,
+            "flush failed, will be tried again in {delay:?}: {error}"
+        );
+    }
+    Outcome::Retry(shared.env.clock.monotonic() + delay)
+}
+
+/// What the disk holds is not known, or not what we left there. Reads go on from the last commit that succeeded.
+fn poison(vb: &Vb, attached: &Attached, error: &StoreError) {
+    let reason = match error {
+        StoreError::SyncFailed { path, source, .. } => {
+            SYNC_FAILURES.inc();
+            vb.home.counters.add(|c| &c.sync_failures, 1);
+            format!("fsync of {} failed: {source}", path.display())
+        }
+        error => {
+            FLUSH_FAILURES.inc();
+            vb.home.counters.add(|c| &c.flush_failures, 1);
+            error.to_string()
+        }
+    };
+    tracing::error!(
+        bucket = vb.home.name,
+        vb = vb.id.0,
+        "no more writes to this vBucket until a restart has looked at the disk: {reason}"
+    );
+    attached.log.marks.poison(reason);
+    attached.nudge.marks_moved(vb.id);
+}
+
+const ENOSPC: i32 = 28;
+const EDQUOT: i32 = 122;

@@ -1,0 +1,286 @@
+//! Opening a bucket's directory: which file counts, what is cleaned away, and when to refuse.
+//!
+//! The newest whole revision counts. What cannot be whole is not guessed at: a vBucket whose only file is damaged is an
+//! error, and stays one until a person has chosen what to give up.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use couchstore::{Couch, Error, Mode, Snapshot, vbstate};
+use env::OpenMode;
+use types::{Seqno, VbId, VbUuid};
+
+use crate::error::{Damage, StoreError};
+use crate::facts::VbFacts;
+use crate::names::{self, Entry};
+use crate::shared::Shared;
+use crate::spec::BucketSpec;
+use crate::vb::{Committed, open_file};
+
+/// One vBucket found on disk.
+pub(crate) struct Found {
+    pub vb: VbId,
+    pub committed: Committed,
+    /// Beyond every revision that was ever seen here.
+    pub next_rev: u64,
+}
+
+/// What a look at one bucket's directory gives. Any damage means that the bucket must not be served.
+#[derive(Default)]
+pub(crate) struct Look {
+    pub found: Vec<Found>,
+    pub damages: Vec<Damage>,
+}
+
+pub(crate) struct Opening<'a> {
+    pub shared: &'a Arc<Shared>,
+    pub dir: &'a Path,
+    pub spec: &'a BucketSpec,
+    /// The last run ended without saying so: what the page cache shows may not be on disk.
+    pub unclean: bool,
+}
+
+/// Why a file cannot count.
+enum Unusable {
+    /// It could not be looked at; it may be fine.
+    Unreadable(StoreError),
+    Damaged {
+        offset: Option<u64>,
+        what: String,
+        lost: String,
+    },
+}
+
+impl Opening<'_> {
+    pub fn look(&self) -> Result<Look, StoreError> {
+        let storage = &*self.shared.env.storage;
+        let names = storage.list(self.dir).map_err(StoreError::io("list", self.dir))?;
+        let mut revs: BTreeMap<VbId, Vec<u64>> = BTreeMap::new();
+        let mut changed = false;
+        for name in &names {
+            match names::classify(name, self.spec.vbuckets) {
+                Entry::VbFile { vb, rev } => revs.entry(vb).or_default().push(rev),
+                Entry::Leftover => {
+                    tracing::info!(
+                        bucket = self.spec.name,
+                        file = name,
+                        "removing what an earlier run left unfinished"
+                    );
+                    self.remove(name)?;
+                    changed = true;
+                }
+                Entry::Spec => {}
+                Entry::Aside => tracing::warn!(bucket = self.spec.name, file = name, "a file was set aside earlier"),
+                Entry::Foreign => {
+                    tracing::warn!(bucket = self.spec.name, file = name, "a file that is not ours: left alone");
+                }
+            }
+        }
+        let mut look = Look::default();
+        for (vb, mut revs) in revs {
+            revs.sort_unstable_by(|a, b| b.cmp(a));
+            changed |= self.choose(vb, &revs, &mut look)?;
+        }
+        if changed || self.unclean {
+            // A kill may have come between a rename and its sync, and then this entry is not durable yet.
+            storage.sync_dir(self.dir).map_err(StoreError::io("sync directory", self.dir))?;
+        }
+        Ok(look)
+    }
+
+    /// Picks among the revisions of one vBucket, newest first. True: the directory was changed.
+    fn choose(&self, vb: VbId, revs: &[u64], look: &mut Look) -> Result<bool, StoreError> {
+        let mut whole: Option<Committed> = None;
+        let mut aside = Vec::new();
+        let mut damages = Vec::new();
+        for (i, &rev) in revs.iter().enumerate() {
+            match self.load(vb, rev) {
+                Ok(older) => match &whole {
+                    // Both are whole only between the steps of a compaction, and then they agree.
+                    Some(newer) if newer.high >= older.high => {}
+                    Some(newer) => {
+                        aside
+                            .push((newer.rev, format!("ends at seqno {}, an older one at {}", newer.high, older.high)));
+                        whole = Some(older);
+                    }
+                    None => whole = Some(older),
+                },
+                Err(Unusable::Unreadable(error)) => return Err(error),
+                Err(Unusable::Damaged { what, .. }) if whole.is_some() => {
+                    tracing::warn!(bucket = self.spec.name, vb = vb.0, rev, "a superseded file is damaged: {what}");
+                }
+                Err(Unusable::Damaged { offset, what, lost }) => {
+                    let is_newest_of_many = i + 1 < revs.len();
+                    if is_newest_of_many && self.holds_nothing(vb, rev)? {
+                        aside.push((rev, what.clone()));
+                    } else if let Some(rescued) = self.rescue(vb, rev)? {
+                        whole = Some(rescued);
+                        break;
+                    }
+                    let path = self.path(vb, rev);
+                    damages.push(Damage { vb: Some(vb), path, offset, what, lost });
+                    if !aside.iter().any(|(other, _)| *other == rev) {
+                        break;
+                    }
+                }
+            }
+        }
+        let Some(committed) = whole else {
+            look.damages.append(&mut damages);
+            return Ok(false);
+        };
+        let changed = revs.len() > 1;
+        for &rev in revs.iter().filter(|rev| **rev != committed.rev) {
+            let name = names::vb_file(vb, rev);
+            match aside.iter().find(|(other, _)| *other == rev) {
+                Some((_, why)) => self.set_aside(vb, &name, why, &committed)?,
+                None if rev < committed.rev => self.remove(&name)?,
+                None => {}
+            }
+        }
+        let next_rev = revs[0].saturating_add(1);
+        look.found.push(Found { vb, committed, next_rev });
+        Ok(changed)
+    }
+
+    fn set_aside(&self, vb: VbId, name: &str, why: &str, used: &Committed) -> Result<(), StoreError> {
+        let (from, to) = (self.dir.join(name), self.dir.join(format!("{name}{}", names::ASIDE_SUFFIX)));
+        tracing::error!(
+            bucket = self.spec.name,
+            vb = vb.0,
+            "{} is not a whole file ({why}); using {} up to seqno {}, keeping the other as {}",
+            from.display(),
+            names::vb_file(vb, used.rev),
+            used.high,
+            to.display()
+        );
+        self.shared.env.storage.rename(&from, &to).map_err(StoreError::io("rename", &from))
+    }
+
+    /// Opens a file as strictly as it goes and reads what its newest commit says of the vBucket.
+    fn load(&self, vb: VbId, rev: u64) -> Result<Committed, Unusable> {
+        let path = self.path(vb, rev);
+        let file = open_file(self.shared, &path, OpenMode::Read).map_err(Unusable::Unreadable)?;
+        if self.unclean {
+            let synced = file.sync().map_err(StoreError::io("sync", &path));
+            synced.map_err(Unusable::Unreadable)?;
+        }
+        let opened = Couch::open(file, &path, Mode::Strict);
+        let couch = opened.map_err(|error| self.unusable(vb, rev, error, None))?;
+        let snapshot = couch.snapshot();
+        self.read(rev, &snapshot).map_err(|bad| match bad {
+            Bad::File(error) => self.unusable(vb, rev, error, Some(&snapshot)),
+            Bad::Facts(what) => {
+                let offset = Some(snapshot.header().at);
+                Unusable::Damaged { offset, what, lost: lost(vb, Some(&snapshot), None) }
+            }
+        })
+    }
+
+    fn read(&self, rev: u64, file: &Snapshot) -> Result<Committed, Bad> {
+        let header = file.header();
+        let high = Seqno(header.update_seq);
+        let stored = file.local(vbstate::ID)?;
+        let stored = stored.ok_or_else(|| Bad::Facts("the newest commit has no _local/vbstate".to_owned()))?;
+        let fresh = || VbUuid((self.shared.env.rng.u64() >> 16).max(1));
+        let facts = VbFacts::decode(&stored, high, fresh).map_err(Bad::Facts)?;
+        Ok(Committed {
+            rev,
+            header_at: header.at,
+            high,
+            purge: Seqno(header.purge_seq),
+            facts,
+            alive: header.doc_count(),
+            tombstones: header.deleted_count(),
+            file_bytes: file.file_bytes()?,
+            rewound: false,
+        })
+    }
+
+    fn unusable(&self, vb: VbId, rev: u64, error: Error, file: Option<&Snapshot>) -> Unusable {
+        if let Error::Io { .. } = error {
+            return Unusable::Unreadable(StoreError::file(vb)(error));
+        }
+        let older = self.open_recovering(vb, rev, OpenMode::Read).ok();
+        let lost = lost(vb, file, older.as_deref());
+        Unusable::Damaged { offset: error.offset(), what: error.to_string(), lost }
+    }
+
+    fn open_recovering(&self, vb: VbId, rev: u64, mode: OpenMode) -> Result<Couch, StoreError> {
+        let path = self.path(vb, rev);
+        let file = open_file(self.shared, &path, mode)?;
+        Couch::open(file, &path, Mode::Recovery).map_err(StoreError::file(vb))
+    }
+
+    /// Whether a file has no commit at all, not even an old one: then it was never in use, and setting it aside loses
+    /// nothing that was acknowledged.
+    fn holds_nothing(&self, vb: VbId, rev: u64) -> Result<bool, StoreError> {
+        match self.open_recovering(vb, rev, OpenMode::Read) {
+            Ok(couch) => Ok(couch.header().update_seq == 0),
+            Err(StoreError::File { source, .. }) if !matches!(*source, Error::Io { .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// If asked to: goes back to the newest commit that can be read, and makes it the newest. Nothing is cut off.
+    fn rescue(&self, vb: VbId, rev: u64) -> Result<Option<Committed>, StoreError> {
+        if !self.shared.options.recovery {
+            return Ok(None);
+        }
+        let Ok(mut couch) = self.open_recovering(vb, rev, OpenMode::ReadWrite) else { return Ok(None) };
+        let mut rescued = loop {
+            match self.read(rev, &couch.snapshot()) {
+                Ok(committed) => break committed,
+                Err(_) if couch.rewind().is_ok() => {}
+                Err(_) => return Ok(None),
+            }
+        };
+        let mut batch = couch.batch().map_err(StoreError::file(vb))?;
+        batch.local_put(vbstate::ID, &rescued.facts.encode()).map_err(StoreError::file(vb))?;
+        let outcome = batch.commit(self.shared.env.clock.unix_ns()).map_err(StoreError::file(vb))?;
+        (rescued.header_at, rescued.rewound) = (outcome.header.at, true);
+        tracing::error!(
+            bucket = self.spec.name,
+            vb = vb.0,
+            "{} is damaged; as asked for, went back to its newest readable commit: {} documents, seqno {}; every later \
+             change of this vBucket is lost",
+            self.path(vb, rev).display(),
+            rescued.alive,
+            rescued.high
+        );
+        Ok(Some(rescued))
+    }
+
+    fn path(&self, vb: VbId, rev: u64) -> PathBuf {
+        self.dir.join(names::vb_file(vb, rev))
+    }
+
+    fn remove(&self, name: &str) -> Result<(), StoreError> {
+        let path = self.dir.join(name);
+        self.shared.env.storage.remove_file(&path).map_err(StoreError::io("remove", &path))
+    }
+}
+
+enum Bad {
+    File(Error),
+    Facts(String),
+}
+
+impl From<Error> for Bad {
+    fn from(error: Error) -> Bad {
+        Bad::File(error)
+    }
+}
+
+fn lost(vb: VbId, file: Option<&Snapshot>, older: Option<&Snapshot>) -> String {
+    match (file, older) {
+        (Some(file), _) => format!("vBucket {vb}: up to {} documents", file.header().doc_count()),
+        (None, Some(older)) => format!(
+            "vBucket {vb}: every change after seqno {}; up to {} documents as of then can be read",
+            older.header().update_seq,
+            older.header().doc_count()
+        ),
+        (None, None) => format!("vBucket {vb}: all its documents; no commit in this file can be read"),
+    }
+}

@@ -1,0 +1,249 @@
+//! What the parts of a store share: the environment, the queues, and the tasks that serve them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use env::Env;
+use scheduler::park::{Bay, Look, Wake};
+use scheduler::{Context, Next, PoolKind, Pools, Task, TaskHandle};
+use types::rank::{Mutex, Rank};
+
+use crate::queue::{Outcome, Urgency, WorkQueue};
+use crate::vb::Vb;
+use crate::{Options, fetch, flusher};
+
+/// Failures are told at most this often, however many there are.
+const LOG_PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) struct Shared {
+    pub env: Env,
+    pub options: Options,
+    pub flushes: WorkQueue<Vb>,
+    /// vBuckets with somebody waiting for a read.
+    pub fetches: Mutex<VecDeque<Arc<Vb>>>,
+    writers: Crew,
+    readers: Crew,
+    retries: OnceLock<TaskHandle>,
+    /// Counts ends of flushes, for those who wait for one.
+    endings: Bay<u64>,
+    pub disk_full: AtomicBool,
+    last_told_ms: AtomicU64,
+    untold: AtomicU64,
+}
+
+impl Shared {
+    pub fn start(env: &Env, pools: &Pools, options: Options) -> Arc<Shared> {
+        let shared = Arc::new(Shared {
+            env: env.clone(),
+            options,
+            flushes: WorkQueue::new(),
+            fetches: Mutex::ranked(Rank::CommitQueue, VecDeque::new()),
+            writers: Crew::new(),
+            readers: Crew::new(),
+            retries: OnceLock::new(),
+            endings: Bay::new(0),
+            disk_full: AtomicBool::new(false),
+            last_told_ms: AtomicU64::new(u64::MAX),
+            untold: AtomicU64::new(0),
+        });
+        shared.writers.start(shared.options.writers, |number| {
+            let task = Worker { shared: Arc::downgrade(&shared), number, job: Job::Flush };
+            pools.spawn(PoolKind::Writer, Arc::new(task))
+        });
+        shared.readers.start(shared.options.readers, |number| {
+            let task = Worker { shared: Arc::downgrade(&shared), number, job: Job::Fetch };
+            pools.spawn(PoolKind::Reader, Arc::new(task))
+        });
+        let retries = pools.spawn(PoolKind::Writer, Arc::new(Retries(Arc::downgrade(&shared))));
+        assert!(shared.retries.set(retries).is_ok());
+        shared
+    }
+
+    /// When this returns, none of the store's tasks runs or will.
+    pub fn stop(&self) {
+        self.stop_writing();
+        self.readers.cancel();
+    }
+
+    /// When this returns, nothing is flushed any more.
+    pub fn stop_writing(&self) {
+        if let Some(retries) = self.retries.get() {
+            retries.cancel();
+        }
+        self.writers.cancel();
+    }
+
+    pub fn changed(&self, vb: &Arc<Vb>, urgency: Urgency) {
+        if self.flushes.push(vb, urgency) {
+            self.writers.call();
+        }
+    }
+
+    pub fn fetch_wanted(&self, vb: &Arc<Vb>) {
+        self.fetches.lock().push_back(Arc::clone(vb));
+        self.readers.call();
+    }
+
+    fn end_flush(&self, vb: &Arc<Vb>, outcome: Outcome) {
+        if self.flushes.finish(vb, outcome) {
+            self.writers.call();
+        }
+        if matches!(outcome, Outcome::Retry(_))
+            && let Some(retries) = self.retries.get()
+        {
+            retries.wake();
+        }
+        self.endings.change(|count| {
+            *count += 1;
+            ((), Wake::Everybody)
+        });
+    }
+
+    /// Sleeps until `settled`, looking again whenever a flush has ended.
+    pub fn wait_until(&self, mut settled: impl FnMut() -> bool) {
+        loop {
+            let before = self.endings.read(|count| *count);
+            if settled() {
+                return;
+            }
+            self.endings.wait(|count| match *count == before {
+                true => Look::Nothing,
+                false => Look::Found((), Wake::Nobody),
+            });
+        }
+    }
+
+    /// Whether a failure may be told in the log now; and how many were not told before it.
+    pub fn may_tell(&self) -> Option<u64> {
+        let now = self.env.clock.monotonic().as_millis() as u64;
+        let last = self.last_told_ms.load(Ordering::Relaxed);
+        let due = last == u64::MAX || now >= last.saturating_add(LOG_PAUSE.as_millis() as u64);
+        if due && self.last_told_ms.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            return Some(self.untold.swap(0, Ordering::Relaxed));
+        }
+        self.untold.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+}
+
+/// A few tasks that do the same work.
+///
+/// A call is not lost: who calls has queued the work before it looks for an idle task, and a task that finds nothing goes
+/// on the list of idle ones before it looks at the queue again. Whoever comes second sees what the first one did.
+struct Crew {
+    tasks: OnceLock<Vec<TaskHandle>>,
+    idle: Mutex<Vec<usize>>,
+}
+
+impl Crew {
+    fn new() -> Crew {
+        Crew { tasks: OnceLock::new(), idle: Mutex::ranked(Rank::CommitQueue, Vec::new()) }
+    }
+
+    fn start(&self, count: usize, spawn: impl FnMut(usize) -> TaskHandle) {
+        let count = count.max(1);
+        let set = self.tasks.set((0..count).map(spawn).collect());
+        assert!(set.is_ok());
+        self.idle.lock().extend(0..count);
+    }
+
+    fn call(&self) {
+        let idle = self.idle.lock().pop();
+        if let (Some(number), Some(tasks)) = (idle, self.tasks.get()) {
+            tasks[number].wake();
+        }
+    }
+
+    fn rest(&self, number: usize) {
+        let mut idle = self.idle.lock();
+        if !idle.contains(&number) {
+            idle.push(number);
+        }
+    }
+
+    fn unrest(&self, number: usize) {
+        self.idle.lock().retain(|other| *other != number);
+    }
+
+    fn cancel(&self) {
+        self.tasks.get().into_iter().flatten().for_each(TaskHandle::cancel);
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Job {
+    Flush,
+    Fetch,
+}
+
+struct Worker {
+    shared: Weak<Shared>,
+    number: usize,
+    job: Job,
+}
+
+impl Task for Worker {
+    fn name(&self) -> &'static str {
+        match self.job {
+            Job::Flush => "flush",
+            Job::Fetch => "fetch",
+        }
+    }
+
+    fn run(&self, _: &Context<'_>) -> Next {
+        let Some(shared) = self.shared.upgrade() else { return Next::Done };
+        if self.work_once(&shared) {
+            return Next::Again;
+        }
+        let crew = match self.job {
+            Job::Flush => &shared.writers,
+            Job::Fetch => &shared.readers,
+        };
+        crew.rest(self.number);
+        let nothing = match self.job {
+            Job::Flush => shared.flushes.is_empty(),
+            Job::Fetch => shared.fetches.lock().is_empty(),
+        };
+        if nothing {
+            return Next::Idle;
+        }
+        crew.unrest(self.number);
+        Next::Again
+    }
+}
+
+impl Worker {
+    fn work_once(&self, shared: &Arc<Shared>) -> bool {
+        match self.job {
+            Job::Flush => {
+                let Some(vb) = shared.flushes.pop() else { return false };
+                let outcome = flusher::flush(&vb);
+                shared.end_flush(&vb, outcome);
+            }
+            Job::Fetch => {
+                let next = shared.fetches.lock().pop_front();
+                let Some(vb) = next else { return false };
+                fetch::fetch_all(&vb);
+            }
+        }
+        true
+    }
+}
+
+/// Puts failed flushes back into the queue when their time has come.
+struct Retries(Weak<Shared>);
+
+impl Task for Retries {
+    fn name(&self) -> &'static str {
+        "flush retries"
+    }
+
+    fn run(&self, cx: &Context<'_>) -> Next {
+        let Some(shared) = self.0.upgrade() else { return Next::Done };
+        let (woken, next) = shared.flushes.wake_waiting(cx.now());
+        (0..woken).for_each(|_| shared.writers.call());
+        next.map_or(Next::Idle, Next::At)
+    }
+}

@@ -1,0 +1,73 @@
+//! What the store counts: process-wide histograms for the registry, and a few numbers for each bucket.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use metrics::{Counter, Timings};
+use types::VbId;
+
+metrics::metrics! {
+    /** How long flushes of one vBucket took, from reading its changelog to the moved marks. */
+    pub static FLUSHES: Timings = "flush_duration";
+    /** How long the commit step of flushes took: both syncs of the vBucket's file. */
+    pub static COMMITS: Timings = "commit_duration";
+    /** Bytes of changes taken into one flush, a byte shown as a microsecond. */
+    pub static BATCH_BYTES: Timings = "flush_batch_bytes";
+    /** Changes taken into one flush, before deduplication, a change shown as a microsecond. */
+    pub static BATCH_ITEMS: Timings = "flush_batch_items";
+    /** How long reading a group of documents from one vBucket's file took. */
+    pub static FETCHES: Timings = "background_fetch_duration";
+    /** Flushes that failed and were put back to be tried again. */
+    pub static FLUSH_FAILURES: Counter = "flush_failures";
+    /** Syncs that failed; each stops one vBucket's writes until a restart. */
+    pub static SYNC_FAILURES: Counter = "sync_failures";
+    /** Documents asked from files. */
+    pub static FETCHED: Counter = "background_fetch_documents";
+    /** Reads of documents that failed. */
+    pub static FETCH_FAILURES: Counter = "background_fetch_failures";
+}
+
+/// Counts of one bucket.
+#[derive(Default)]
+pub(crate) struct BucketCounters {
+    pub commits: AtomicU64,
+    pub items_written: AtomicU64,
+    pub items_deduplicated: AtomicU64,
+    pub value_bytes_written: AtomicU64,
+    pub flush_failures: AtomicU64,
+    pub sync_failures: AtomicU64,
+    pub files_created: AtomicU64,
+    pub fetched: AtomicU64,
+    pub fetch_failures: AtomicU64,
+}
+
+impl BucketCounters {
+    pub fn add(&self, counter: impl Fn(&BucketCounters) -> &AtomicU64, n: u64) {
+        counter(self).fetch_add(n, Relaxed);
+    }
+}
+
+/// One reading of a bucket's store. Taking it touches no file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BucketStoreStats {
+    /// vBuckets queued for a flush or being flushed.
+    pub queued_vbs: u64,
+    /// vBuckets whose flush failed and waits to be tried again.
+    pub waiting_vbs: u64,
+    /// Changes that are in no file yet.
+    pub pending_items: u64,
+    pub commits: u64,
+    pub items_written: u64,
+    /// Changes that a newer change of the same key in the same flush made unnecessary.
+    pub items_deduplicated: u64,
+    pub value_bytes_written: u64,
+    pub flush_failures: u64,
+    pub sync_failures: u64,
+    pub files_created: u64,
+    pub fetched: u64,
+    pub fetch_failures: u64,
+    /// vBuckets that are not written any more, and why.
+    pub poisoned: Vec<(VbId, String)>,
+    /// Sum of the vBucket files' sizes at their last commits, in bytes.
+    pub file_bytes: u64,
+    pub disk_full: bool,
+}

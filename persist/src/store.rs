@@ -1,0 +1,285 @@
+//! All buckets of a data directory.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use env::Env;
+use scheduler::Pools;
+use types::VbId;
+use types::rank::{Mutex, Rank};
+
+use crate::Options;
+use crate::bucket::BucketStore;
+use crate::error::{Damages, StoreError};
+use crate::names::{self, BUCKETS_DIR, CLEAN_FILE, GONE_SUFFIX, NEW_SUFFIX};
+use crate::queue::{Urgency, Work};
+use crate::recovery::Opening;
+use crate::shared::Shared;
+use crate::spec::{BucketSpec, replace_file};
+use crate::stats::BucketCounters;
+use crate::vb::{Home, Vb};
+
+/// A shutdown goes on without a vBucket whose flush has failed this often since it began.
+const DRAIN_FAILURES_MAX: u32 = 4;
+
+/// The buckets of a data directory.
+///
+/// 1. What `open` gives is whole, or `open` fails; only leftovers of unfinished work are removed.
+/// 2. The mark of a clean stop is on disk only while nothing can be written: it is taken back, durably, before the first
+///    flush and put there after the last.
+pub struct Store {
+    shared: Arc<Shared>,
+    data_dir: PathBuf,
+    buckets: Mutex<BTreeMap<String, Slot>>,
+    was_clean: bool,
+    is_drained: AtomicBool,
+}
+
+enum Slot {
+    /// Being created or deleted: the name is taken.
+    Busy,
+    Open(Arc<BucketStore>),
+}
+
+/// How a drain ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// vBuckets with changes that are not in their file: poisoned, or their flush went on failing.
+    pub left: Vec<(String, VbId)>,
+}
+
+impl Store {
+    /// Reads the data directory, which is created if it is not there. Removes leftovers of unfinished work, sets newer but
+    /// bogus files aside, and opens each vBucket's file strictly. Damage is an error that names every damaged file.
+    pub fn open(env: &Env, pools: &Arc<Pools>, data_dir: &Path, options: Options) -> Result<Store, StoreError> {
+        let storage = &*env.storage;
+        let root = data_dir.join(BUCKETS_DIR);
+        let is_new = !storage.exists(&root).map_err(StoreError::io("look for", &root))?;
+        let clean = data_dir.join(CLEAN_FILE);
+        let was_clean = is_new || storage.exists(&clean).map_err(StoreError::io("look for", &clean))?;
+        storage.create_dir_all(&root).map_err(StoreError::io("create directory", &root))?;
+        // The directories' own entries, where we may sync them: a data directory just made must not vanish.
+        if let Some(parent) = data_dir.parent().filter(|parent| is_new && !parent.as_os_str().is_empty()) {
+            storage.sync_dir(parent).map_err(StoreError::io("sync directory", parent))?;
+        }
+
+        let shared = Shared::start(env, pools, options);
+        let mut damages = Vec::new();
+        let mut buckets = BTreeMap::new();
+        for name in storage.list(&root).map_err(StoreError::io("list", &root))? {
+            let dir = root.join(&name);
+            if name.ends_with(NEW_SUFFIX) || name.ends_with(GONE_SUFFIX) {
+                tracing::info!(dir = name, "removing a bucket that was being made or removed when the last run ended");
+                remove_tree(storage, &dir)?;
+                continue;
+            }
+            if names::check_bucket_name(&name).is_err() {
+                tracing::warn!(dir = name, "not a bucket's directory: left alone");
+                continue;
+            }
+            let opened = BucketSpec::load(storage, &dir).and_then(|spec| {
+                let look = Opening { shared: &shared, dir: &dir, spec: &spec, unclean: !was_clean }.look()?;
+                if !look.damages.is_empty() {
+                    return Err(StoreError::Damaged(Damages(look.damages)));
+                }
+                let mut found: BTreeMap<VbId, _> = look.found.into_iter().map(|found| (found.vb, found)).collect();
+                Ok(assemble(&shared, &dir, spec, |vb| found.remove(&vb).map(|f| (f.committed, f.next_rev))))
+            });
+            match opened {
+                Ok(bucket) => {
+                    buckets.insert(name, Slot::Open(Arc::new(bucket)));
+                }
+                Err(StoreError::Damaged(Damages(mut more))) => damages.append(&mut more),
+                Err(error) => return Err(error),
+            }
+        }
+        if !damages.is_empty() {
+            return Err(StoreError::Damaged(Damages(damages)));
+        }
+        storage.sync_dir(&root).map_err(StoreError::io("sync directory", &root))?;
+        crate::vb::remove_if_there(storage, &clean)?;
+        storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
+        Ok(Store {
+            shared,
+            data_dir: data_dir.to_owned(),
+            buckets: Mutex::ranked(Rank::FileCache, buckets),
+            was_clean,
+            is_drained: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether the last run ended by a drain that left nothing behind. If not, each vBucket needs a new history: what a
+    /// peer saw of the last one may be more than the disk kept.
+    pub fn was_clean(&self) -> bool {
+        self.was_clean
+    }
+
+    /// The last write failed for lack of space, and none has succeeded since.
+    pub fn disk_full(&self) -> bool {
+        self.shared.disk_full.load(Ordering::Acquire)
+    }
+
+    /// In order of name.
+    pub fn buckets(&self) -> Vec<Arc<BucketStore>> {
+        let open = |slot: &Slot| match slot {
+            Slot::Open(bucket) => Some(Arc::clone(bucket)),
+            Slot::Busy => None,
+        };
+        self.buckets.lock().values().filter_map(open).collect()
+    }
+
+    /// A bucket with no documents. Durable when it returns: a crash leaves all of it or nothing.
+    pub fn create_bucket(&self, spec: BucketSpec) -> Result<Arc<BucketStore>, StoreError> {
+        spec.check()?;
+        self.reserve(&spec.name)?;
+        let name = spec.name.clone();
+        let made = self.make_dir(&spec).map(|dir| Arc::new(assemble(&self.shared, &dir, spec, |_| None)));
+        let mut buckets = self.buckets.lock();
+        match &made {
+            Ok(bucket) => buckets.insert(name, Slot::Open(Arc::clone(bucket))),
+            Err(_) => buckets.remove(&name),
+        };
+        made
+    }
+
+    fn reserve(&self, name: &str) -> Result<(), StoreError> {
+        let mut buckets = self.buckets.lock();
+        // Names that differ only in case would be one directory on some file systems.
+        if buckets.keys().any(|other| other.eq_ignore_ascii_case(name)) {
+            return Err(StoreError::BucketExists(name.to_owned()));
+        }
+        buckets.insert(name.to_owned(), Slot::Busy);
+        Ok(())
+    }
+
+    fn make_dir(&self, spec: &BucketSpec) -> Result<PathBuf, StoreError> {
+        let storage = &*self.shared.env.storage;
+        let root = self.data_dir.join(BUCKETS_DIR);
+        let (new, dir) = (root.join(format!("{}{NEW_SUFFIX}", spec.name)), root.join(&spec.name));
+        remove_tree(storage, &new)?;
+        storage.create_dir_all(&new).map_err(StoreError::io("create directory", &new))?;
+        spec.save(storage, &new)?;
+        storage.rename(&new, &dir).map_err(StoreError::io("rename", &dir))?;
+        storage.sync_dir(&root).map_err(StoreError::io("sync directory", &root))?;
+        Ok(dir)
+    }
+
+    /// Stops the bucket's flushing, then removes its directory: renamed first, so that a crash leaves all of it or nothing.
+    /// Whoever still holds the bucket's store gets errors for reads, and its marks stand still. On an error the bucket is
+    /// closed but its directory may come back at the next start.
+    pub fn delete_bucket(&self, name: &str) -> Result<(), StoreError> {
+        let bucket = {
+            let mut buckets = self.buckets.lock();
+            let slot = buckets.get_mut(name).ok_or_else(|| StoreError::NoSuchBucket(name.to_owned()))?;
+            match std::mem::replace(slot, Slot::Busy) {
+                Slot::Open(bucket) => bucket,
+                Slot::Busy => return Err(StoreError::NoSuchBucket(name.to_owned())),
+            }
+        };
+        bucket.home.gone.store(true, Ordering::Release);
+        bucket.vbs().iter().for_each(|vb| self.shared.flushes.stop(vb));
+        self.shared.wait_until(|| bucket.vbs().iter().all(|vb| vb.ticket().is_stopped()));
+        bucket.vbs().iter().for_each(|vb| vb.detach());
+        // If it was this bucket that found the disk full, nobody would find out that it no longer is.
+        self.shared.disk_full.store(false, Ordering::Release);
+        let removed = self.remove_dir(bucket.spec());
+        self.buckets.lock().remove(name);
+        removed
+    }
+
+    fn remove_dir(&self, spec: &BucketSpec) -> Result<(), StoreError> {
+        let storage = &*self.shared.env.storage;
+        let root = self.data_dir.join(BUCKETS_DIR);
+        let (dir, gone) =
+            (root.join(&spec.name), root.join(format!("{}~{:032x}{GONE_SUFFIX}", spec.name, spec.uuid.0)));
+        storage.rename(&dir, &gone).map_err(StoreError::io("rename", &dir))?;
+        storage.sync_dir(&root).map_err(StoreError::io("sync directory", &root))?;
+        // From here on the bucket is gone; what cannot be removed now is removed at the next start.
+        if let Err(error) = remove_tree(storage, &gone) {
+            tracing::warn!(bucket = spec.name, "the files of a deleted bucket could not be removed yet: {error}");
+        }
+        Ok(())
+    }
+
+    /// Asks for a flush of everything that waits, without waiting for it.
+    pub fn start_drain(&self) {
+        for bucket in self.buckets() {
+            for vb in bucket.vbs().iter().filter(|vb| vb.is_dirty()) {
+                self.shared.changed(vb, Urgency::Durable);
+            }
+        }
+    }
+
+    /// Flushes everything that waits and ends all flushing, for a shutdown. Blocks until each vBucket's changes are in its
+    /// file, or it is clear that they will not be. Nothing may be appended to the changelogs any more.
+    pub fn drain(&self) -> Drained {
+        self.start_drain();
+        let mut left = Vec::new();
+        for bucket in self.buckets() {
+            for vb in bucket.vbs() {
+                let failures_before = vb.failures();
+                let gives_up =
+                    || vb.ticket().is_waiting() && vb.failures() >= failures_before.saturating_add(DRAIN_FAILURES_MAX);
+                self.shared.wait_until(|| gives_up() || !(vb.ticket().is_busy() || vb.ticket().is_waiting()));
+                let is_behind = vb.attached().is_some_and(|a| a.log.marks.high() > a.log.marks.filed());
+                if is_behind || vb.is_dirty() {
+                    left.push((bucket.spec().name.clone(), vb.id));
+                }
+            }
+        }
+        self.shared.stop_writing();
+        if left.is_empty() && !self.is_drained.swap(true, Ordering::AcqRel) {
+            let storage = &*self.shared.env.storage;
+            if let Err(error) = replace_file(storage, &self.data_dir, CLEAN_FILE, b"") {
+                tracing::warn!("the mark of a clean stop could not be written: {error}");
+            }
+        }
+        Drained { left }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.shared.stop();
+        // The engine's nudges hold the engine, which may hold us.
+        self.buckets().iter().flat_map(|bucket| bucket.vbs()).for_each(|vb| vb.detach());
+    }
+}
+
+fn assemble(
+    shared: &Arc<Shared>,
+    dir: &Path,
+    spec: BucketSpec,
+    mut found: impl FnMut(VbId) -> Option<(crate::vb::Committed, u64)>,
+) -> BucketStore {
+    let home = Arc::new(Home {
+        name: spec.name.clone(),
+        dir: dir.to_owned(),
+        shared: Arc::clone(shared),
+        counters: BucketCounters::default(),
+        gone: AtomicBool::new(false),
+    });
+    let vbs = (0..spec.vbuckets).map(|id| {
+        let (committed, next_rev) = found(VbId(id)).map_or((None, 1), |(committed, next)| (Some(committed), next));
+        Arc::new(Vb::new(VbId(id), Arc::clone(&home), committed, next_rev))
+    });
+    let vbs = vbs.collect();
+    BucketStore::new(spec, home, vbs)
+}
+
+/// Removes a directory of files; one that is not there is fine.
+fn remove_tree(storage: &dyn env::Storage, dir: &Path) -> Result<(), StoreError> {
+    let names = match storage.list(dir) {
+        Ok(names) => names,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(StoreError::io("list", dir)(e)),
+    };
+    for name in names {
+        let path = dir.join(name);
+        storage.remove_file(&path).map_err(StoreError::io("remove", &path))?;
+    }
+    storage.remove_dir(dir).map_err(StoreError::io("remove directory", dir))
+}

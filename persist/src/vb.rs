@@ -1,0 +1,195 @@
+//! One vBucket as the store knows it: the last commit of its file, and the changelog that runs ahead of it.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use changelog::{Changelog, Cursor};
+use couchstore::{Couch, Mode, Snapshot};
+use env::{File, OpenMode};
+use types::rank::{Mutex, Rank};
+use types::{Item, Seqno, VbId};
+
+use crate::error::StoreError;
+use crate::facts::VbFacts;
+use crate::names;
+use crate::queue::{Ticket, Work};
+use crate::shared::Shared;
+use crate::stats::BucketCounters;
+
+/// Told after every move of a vBucket's marks, and when it is poisoned. Called without locks held.
+pub trait Nudge: Send + Sync {
+    fn marks_moved(&self, vb: VbId);
+}
+
+/// What all vBuckets of a bucket share.
+pub(crate) struct Home {
+    pub name: String,
+    pub dir: PathBuf,
+    pub shared: Arc<Shared>,
+    pub counters: BucketCounters,
+    /// The bucket is being deleted: its files may be gone.
+    pub gone: AtomicBool,
+}
+
+/// The last commit that is known to outlive power loss. Reads start at `header_at`, so what a later commit left behind
+/// by failing is never seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Committed {
+    pub rev: u64,
+    pub header_at: u64,
+    pub high: Seqno,
+    pub purge: Seqno,
+    pub facts: VbFacts,
+    pub alive: u64,
+    pub tombstones: u64,
+    pub file_bytes: u64,
+    /// An older commit, taken because a newer one was damaged.
+    pub rewound: bool,
+}
+
+pub(crate) struct Attached {
+    pub log: Arc<Changelog>,
+    pub cursor: Cursor,
+    pub nudge: Arc<dyn Nudge>,
+    /// Version of the log's record that the file holds; `u64::MAX`: none.
+    pub recorded: AtomicU64,
+}
+
+pub(crate) type Done = Box<dyn FnOnce(Result<Option<Item>, StoreError>) + Send>;
+
+/// 1. One flush at a time: whoever got this from the queue, until it gives it back.
+/// 2. `committed` changes only when a commit has succeeded, before the marks say so.
+/// 3. No lock is held across I/O.
+pub(crate) struct Vb {
+    pub id: VbId,
+    pub home: Arc<Home>,
+    ticket: Ticket,
+    state: Mutex<State>,
+    /// Keys asked for, and who waits for them.
+    pub fetches: Mutex<HashMap<Box<[u8]>, Vec<Done>>>,
+}
+
+struct State {
+    committed: Option<Arc<Committed>>,
+    attached: Option<Arc<Attached>>,
+    /// The revision a first file gets.
+    next_rev: u64,
+    /// Failed flushes since the last good one.
+    failures: u32,
+}
+
+impl Work for Vb {
+    fn ticket(&self) -> &Ticket {
+        &self.ticket
+    }
+}
+
+impl Vb {
+    pub fn new(id: VbId, home: Arc<Home>, committed: Option<Committed>, next_rev: u64) -> Vb {
+        let state = State { committed: committed.map(Arc::new), attached: None, next_rev, failures: 0 };
+        Vb {
+            id,
+            home,
+            ticket: Ticket::default(),
+            state: Mutex::ranked(Rank::FileCache, state),
+            fetches: Mutex::ranked(Rank::FileCache, HashMap::new()),
+        }
+    }
+
+    pub fn committed(&self) -> Option<Arc<Committed>> {
+        self.state.lock().committed.clone()
+    }
+
+    pub fn set_committed(&self, committed: Committed) {
+        let committed = Arc::new(committed);
+        let mut state = self.state.lock();
+        state.failures = 0;
+        state.committed = Some(committed);
+    }
+
+    pub fn attached(&self) -> Option<Arc<Attached>> {
+        self.state.lock().attached.clone()
+    }
+
+    pub fn attach(&self, log: Arc<Changelog>, nudge: Arc<dyn Nudge>) {
+        let committed = self.committed();
+        let high = committed.as_ref().map_or(Seqno(0), |c| c.high);
+        let cursor = log.cursor("persistence", high).expect("a changelog starts no later than its file ends");
+        let now = log.read(&cursor, 0);
+        let same_record = committed.is_some_and(|c| c.facts.record == *now.record);
+        let recorded = AtomicU64::new(if same_record { now.record_version } else { u64::MAX });
+        let attached = Arc::new(Attached { log, cursor, nudge, recorded });
+        let before = self.state.lock().attached.replace(attached);
+        assert!(before.is_none(), "vBucket {} has a changelog already", self.id);
+    }
+
+    pub fn detach(&self) {
+        let attached = self.state.lock().attached.take();
+        drop(attached);
+    }
+
+    pub fn next_rev(&self) -> u64 {
+        self.state.lock().next_rev
+    }
+
+    pub fn failures(&self) -> u32 {
+        self.state.lock().failures
+    }
+
+    pub fn add_failure(&self) -> u32 {
+        let mut state = self.state.lock();
+        state.failures += 1;
+        state.failures
+    }
+
+    /// Whether a flush would find something to do.
+    pub fn is_dirty(&self) -> bool {
+        let Some(attached) = self.attached() else { return false };
+        attached.log.marks.poisoned().is_none()
+            && (attached.log.marks.high() > attached.log.marks.filed() || self.wants_record(&attached))
+    }
+
+    /// Whether the record alone is worth a commit. One that was never changed is not worth a file of its own: a vBucket
+    /// without a file is empty, and gets its first record with its first change.
+    pub fn wants_record(&self, attached: &Attached) -> bool {
+        let recorded = attached.recorded.load(Ordering::Acquire);
+        let current = attached.log.read(&attached.cursor, 0);
+        let has_file = self.committed().is_some();
+        let changed = current.record_version > 0;
+        (has_file || changed) && recorded != current.record_version
+    }
+
+    pub fn path(&self, rev: u64) -> PathBuf {
+        self.home.dir.join(names::vb_file(self.id, rev))
+    }
+
+    /// Opens the file where readers may look: at the last commit that is known to be durable.
+    pub fn snapshot(&self, committed: &Committed) -> Result<Snapshot, StoreError> {
+        let path = self.path(committed.rev);
+        let file = open_file(&self.home.shared, &path, OpenMode::Read)?;
+        Snapshot::open_at(file, &path, committed.header_at).map_err(StoreError::file(self.id))
+    }
+
+    /// Opens the file for the next commit.
+    pub fn couch(&self, committed: &Committed) -> Result<Couch, StoreError> {
+        let path = self.path(committed.rev);
+        let file = open_file(&self.home.shared, &path, OpenMode::ReadWrite)?;
+        Couch::open(file, &path, Mode::Strict).map_err(StoreError::file(self.id))
+    }
+}
+
+/// The one place where vBucket files are opened: a file cache goes here.
+pub(crate) fn open_file(shared: &Shared, path: &std::path::Path, mode: OpenMode) -> Result<Arc<dyn File>, StoreError> {
+    let op = if mode == OpenMode::CreateNew { "create" } else { "open" };
+    shared.env.storage.open(path, mode).map_err(StoreError::io(op, path))
+}
+
+pub(crate) fn remove_if_there(storage: &dyn env::Storage, path: &std::path::Path) -> Result<(), StoreError> {
+    match storage.remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StoreError::io("remove", path)(e)),
+        _ => Ok(()),
+    }
+}
