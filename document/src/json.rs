@@ -201,12 +201,11 @@ fn digits(text: &[u8], start: usize) -> Result<usize, Fault> {
 
 const WORD: usize = u64::BITS as usize;
 
-/// The containers that are open, innermost last: one bit each, set for an object. The first thousand or so need no
-/// allocation.
+/// The containers that are open, innermost last: one bit each, set for an object. The first 128 need no allocation.
 #[derive(Default)]
 struct Containers {
     len: usize,
-    near: [u64; 16],
+    near: [u64; 2],
     far: Vec<u64>,
 }
 

@@ -6,9 +6,6 @@ use types::{Cas, Datatype, Seqno};
 use super::{DocView, Path, SubdocError, edit, spec, virtuals};
 use crate::{value_crc32c, xattr};
 
-/// Bytes of a CAS or a seqno as a JSON string, quotes included.
-pub const PLACEHOLDER_LEN: usize = PLACEHOLDER.len();
-
 const PLACEHOLDER: &[u8] = b"\"0x0000000000000000\"";
 const PLACEHOLDER_CRC: &[u8] = b"\"0x00000000\"";
 

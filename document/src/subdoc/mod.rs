@@ -17,7 +17,7 @@ mod walk;
 
 pub use edit::{Change, Edit, count, exists, find, get, plan};
 pub use lookup::{Answer, Start, lookup, may_look_up, start};
-pub use macros::{MacroKind, MacroPatch, PLACEHOLDER_LEN};
+pub use macros::{MacroKind, MacroPatch};
 pub use mutate::{MutateError, Mutation, mutate};
 pub use path::{Component, LEVELS_MAX, PATH_LEN_MAX, Path};
 pub use spec::{
