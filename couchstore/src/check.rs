@@ -14,7 +14,7 @@ use crate::couch::{Couch, Snapshot};
 use crate::doc::DocInfo;
 use crate::error::{Error, Result};
 use crate::format::{BLOCK_BYTES, MARKER_DATA, MARKER_HEADER, MARKER_METADATA, inflate, past_marker, span};
-use crate::header::{self, Header, Mode};
+use crate::header::{self, Header, Mode, Previous};
 
 /// Which commits to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +144,9 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn header(&mut self) -> Result<()> {
         let header = &self.snapshot.header;
+        if matches!(header.previous, Previous::At(before) if before >= header.at) {
+            return Err(self.corrupt(header.at, "a header points at a previous one that is not before it"));
+        }
         let mut by_id: Vec<DocInfo> = Vec::new();
         self.tree(Kind::ById, &mut |doc| by_id.extend(doc))?;
         by_id.sort_unstable_by_key(|doc| doc.seq);
@@ -179,7 +182,7 @@ impl Walk<'_> {
     }
 
     fn body(&mut self, doc: &DocInfo) -> Result<()> {
-        if !self.bodies.insert(doc.body_at) {
+        if self.bodies.contains(&doc.body_at) {
             return Ok(());
         }
         let header = &self.snapshot.header;
@@ -193,6 +196,7 @@ impl Walk<'_> {
         if doc.is_compressed() {
             inflate(&chunk.payload).map_err(|what| self.corrupt(doc.body_at, what))?;
         }
+        self.bodies.insert(doc.body_at);
         Ok(())
     }
 

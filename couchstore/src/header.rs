@@ -201,7 +201,7 @@ pub(crate) fn newest(source: &Source, mode: Mode) -> Result<Header> {
     let eof = source.size()?;
     // A lone marker byte at the very end is not a block yet.
     match eof.checked_sub(2) {
-        Some(last) => scan_back(source, last - last % BLOCK_BYTES, mode),
+        Some(last) => scan_back(source, last - last % BLOCK_BYTES, eof, mode),
         None => Err(Error::NoHeader { path: source.path.clone() }),
     }
 }
@@ -214,11 +214,11 @@ pub(crate) fn before(source: &Source, header: &Header, mode: Mode) -> Result<Hea
     if let Previous::At(at) = header.previous
         && at < header.at
         && at.is_multiple_of(BLOCK_BYTES)
-        && let Ok(Block::Header(found)) = block(source, at)
+        && let Ok(Block::Header(found)) = block(source, at, header.at)
     {
         return Ok(*found);
     }
-    scan_back(source, header.at - BLOCK_BYTES, mode)
+    scan_back(source, header.at - BLOCK_BYTES, header.at, mode)
 }
 
 /// The header at exactly `at`.
@@ -226,17 +226,17 @@ pub(crate) fn at(source: &Source, at: u64) -> Result<Header> {
     if !at.is_multiple_of(BLOCK_BYTES) {
         return Err(source.corrupt(at, "headers start at multiples of 4096"));
     }
-    match block(source, at)? {
+    match block(source, at, source.size()?)? {
         Block::Header(header) => Ok(*header),
         Block::Other => Err(source.corrupt(at, "not a header")),
     }
 }
 
-fn scan_back(source: &Source, from: u64, mode: Mode) -> Result<Header> {
+fn scan_back(source: &Source, from: u64, eof: u64, mode: Mode) -> Result<Header> {
     let mut stepped_over = None;
     let mut at = from;
     loop {
-        match block(source, at) {
+        match block(source, at, eof) {
             Ok(Block::Header(header)) => return Ok(*header),
             Ok(Block::Other) => {}
             Err(e) if e.is_damage() && mode == Mode::Recovery => stepped_over = stepped_over.or(Some(e)),
@@ -249,9 +249,11 @@ fn scan_back(source: &Source, from: u64, mode: Mode) -> Result<Header> {
     }
 }
 
-fn block(source: &Source, at: u64) -> Result<Block> {
-    let mut buf = [0; 1 + 8 + HEADER_BYTES_MAX as usize];
-    let got = source.read_up_to(&mut buf, at)?;
+/// Nothing from `end` on is looked at: the file may end there, and asking it would cost another read.
+fn block(source: &Source, at: u64, end: u64) -> Result<Block> {
+    let mut buf = [0; 1 + 4 + HEADER_BYTES_MAX as usize];
+    let room = end.saturating_sub(at).min(buf.len() as u64) as usize;
+    let got = source.read_up_to(&mut buf[..room], at)?;
     match buf[..got].first() {
         Some(&MARKER_DATA | &MARKER_METADATA) => Ok(Block::Other),
         Some(&MARKER_HEADER) => match framed(source, at, &buf[1..got], HEADER_BYTES_MAX)
