@@ -7,7 +7,8 @@ use crate::couch::Couch;
 use crate::doc::DocInfo;
 use crate::error::{Error, Result, Step};
 use crate::format::{
-    CHUNK_FRAME_BYTES, ID_BYTES_MAX, MARKER_DATA, MARKER_HEADER, META_SNAPPY, U48_MAX, VALUE_BYTES_MAX,
+    BLOCK_BYTES, CHUNK_FRAME_BYTES, ID_BYTES_MAX, MARKER_DATA, MARKER_HEADER, META_SNAPPY, POSITION_MAX, U48_MAX,
+    VALUE_BYTES_MAX,
 };
 use crate::header::Header;
 use crate::source::Appender;
@@ -145,29 +146,10 @@ impl<'a> Batch<'a> {
         let applied = self.apply();
         self.poison_if_failed(applied)?;
         self.header.timestamp_ns = timestamp_ns;
-        let published = self.publish();
+        let published = publish(&mut self.header, &mut self.out);
         self.poison_if_failed(published)?;
         self.couch.snapshot.header = self.header.clone();
         Ok(CommitOutcome { header: self.header, replaced: self.replaced })
-    }
-
-    fn publish(&mut self) -> Result<()> {
-        self.header.at = self.out.position().next_multiple_of(crate::format::BLOCK_BYTES);
-        limit("file size in bytes", self.header.at, crate::format::POSITION_MAX)?;
-        let at = self.out.block(&self.header.encode(MARKER_DATA))?;
-        assert_eq!(at, self.header.at);
-
-        let source = self.out.source();
-        let failed = |step| move |e| Error::Commit { step, path: source.path.clone(), source: e };
-        source.file.sync().map_err(failed(Step::DataSync))?;
-        let marked = env::write_all_at(&*source.file, &[MARKER_HEADER], at).map_err(failed(Step::MarkerWrite));
-        let synced = marked.and_then(|()| source.file.sync().map_err(failed(Step::MarkerSync)));
-        if synced.is_err() {
-            // Whoever opens the file next should not find, in the page cache, a commit that was reported as failed.
-            // This may fail like what came before it, and then there is nothing better to do.
-            let _ = env::write_all_at(&*source.file, &[MARKER_DATA], at);
-        }
-        synced
     }
 
     /// Changes the trees by what was put since the last time.
@@ -246,6 +228,26 @@ impl<'a> Batch<'a> {
     }
 }
 
-fn limit(what: &'static str, value: u64, max: u64) -> Result<()> {
+pub(crate) fn limit(what: &'static str, value: u64, max: u64) -> Result<()> {
     if value > max { Err(Error::Limit { what, value, max }) } else { Ok(()) }
+}
+
+/// Writes `header` behind all that `out` holds, and makes it the file's newest.
+pub(crate) fn publish(header: &mut Header, out: &mut Appender) -> Result<()> {
+    header.at = out.position().next_multiple_of(BLOCK_BYTES);
+    limit("file size in bytes", header.at, POSITION_MAX)?;
+    let at = out.block(&header.encode(MARKER_DATA))?;
+    assert_eq!(at, header.at);
+
+    let source = out.source();
+    let failed = |step| move |e| Error::Commit { step, path: source.path.clone(), source: e };
+    source.file.sync().map_err(failed(Step::DataSync))?;
+    let marked = env::write_all_at(&*source.file, &[MARKER_HEADER], at).map_err(failed(Step::MarkerWrite));
+    let synced = marked.and_then(|()| source.file.sync().map_err(failed(Step::MarkerSync)));
+    if synced.is_err() {
+        // Whoever opens the file next should not find, in the page cache, a commit that was reported as failed.
+        // This may fail like what came before it, and then there is nothing better to do.
+        let _ = env::write_all_at(&*source.file, &[MARKER_DATA], at);
+    }
+    synced
 }

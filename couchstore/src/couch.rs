@@ -51,7 +51,7 @@ impl Couch {
         }
         let header = Header::empty(version);
         env::write_all_at(&*source.file, &header.encode(MARKER_HEADER), 0).map_err(source.io("write", 0))?;
-        Ok(Couch { snapshot: Snapshot { source, header }, mode: Mode::Strict, poisoned: false })
+        Ok(Couch::at(source, header, Mode::Strict))
     }
 
     /// Opens the file at its newest header. `path` is what errors call the file.
@@ -59,7 +59,11 @@ impl Couch {
         let source = Source { file, path: path.into() };
         let header = header::newest(&source, mode)?;
         header::refuse_encrypted(&source, &header)?;
-        Ok(Couch { snapshot: Snapshot { source, header }, mode, poisoned: false })
+        Ok(Couch::at(source, header, mode))
+    }
+
+    pub(crate) fn at(source: Source, header: Header, mode: Mode) -> Couch {
+        Couch { snapshot: Snapshot { source, header }, mode, poisoned: false }
     }
 
     /// Goes back to the header before this one; [`Error::NoHeader`], and no change, if there is none. What follows is

@@ -71,10 +71,9 @@ pub fn dump(snapshot: &Snapshot, mut line: impl FnMut(Value) -> ControlFlow<()>)
 
 /// All local documents: text, or `{"hex": …}`.
 pub fn local_docs(snapshot: &Snapshot) -> Result<Value> {
-    let value = |body: Vec<u8>| match String::from_utf8(body) {
-        Ok(text) if !text.chars().any(char::is_control) => Value::String(text),
-        Ok(text) => json!({ "hex": hex(text.as_bytes()) }),
-        Err(e) => json!({ "hex": hex(e.as_bytes()) }),
+    let value = |body: Vec<u8>| match as_text(body) {
+        Ok(text) => Value::String(text),
+        Err(bytes) => json!({ "hex": hex(&bytes) }),
     };
     Ok(Value::Object(snapshot.locals()?.into_iter().map(|(id, body)| (text_or_hex(&id), value(body))).collect()))
 }
@@ -104,9 +103,9 @@ fn document(snapshot: &Snapshot, doc: &DocInfo) -> Value {
     }
     match snapshot.body(doc) {
         Ok(None) => out["body"] = Value::Null,
-        Ok(Some(body)) => match String::from_utf8(body) {
+        Ok(Some(body)) => match as_text(body) {
             Ok(text) => out["body"] = Value::String(text),
-            Err(e) => out["body_hex"] = json!(hex(e.as_bytes())),
+            Err(bytes) => out["body_hex"] = json!(hex(&bytes)),
         },
         Err(e) => out["error"] = json!(e.to_string()),
     }
@@ -138,7 +137,14 @@ pub fn check(storage: &dyn Storage, path: &Path, depth: Depth) -> Result<Value> 
 }
 
 fn text_or_hex(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap_or_else(|_| hex(bytes))
+    as_text(bytes.to_vec()).unwrap_or_else(|bytes| hex(&bytes))
+}
+
+/// Text that a terminal would show, or the bytes back.
+fn as_text(bytes: Vec<u8>) -> Result<String, Vec<u8>> {
+    let text = String::from_utf8(bytes).map_err(|e| e.into_bytes())?;
+    let shows = |c: char| !c.is_control() || matches!(c, '\n' | '\r' | '\t');
+    if text.chars().all(shows) { Ok(text) } else { Err(text.into_bytes()) }
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -15,6 +15,7 @@
 mod batch;
 mod btree;
 pub mod check;
+mod copy;
 mod couch;
 mod doc;
 mod error;
@@ -28,6 +29,7 @@ pub mod vbstate;
 
 pub use batch::{Batch, CommitOutcome, Doc};
 pub use btree::{Kind, Reduce, Root};
+pub use copy::Copy;
 pub use couch::{Couch, Snapshot};
 pub use doc::DocInfo;
 pub use error::{Error, Result, Step};

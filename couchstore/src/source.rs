@@ -143,6 +143,12 @@ impl Appender {
         Appender { source, checksum, from: at, held: Vec::new(), encoder: snap::raw::Encoder::new() }
     }
 
+    /// At the start of an empty file. Its first byte is written now, because nothing may lie at position 0: there, a
+    /// document would seem to have no body.
+    pub fn at_start(source: Source, checksum: Checksum) -> Appender {
+        Appender { held: vec![MARKER_DATA], ..Appender::new(source, checksum, 0) }
+    }
+
     pub fn source(&self) -> &Source {
         &self.source
     }

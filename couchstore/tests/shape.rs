@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::{MemFile, fixture, hex, open};
 use couchstore::check::{Depth, check, leaf_counts};
-use couchstore::{Couch, Doc, DocInfo, Kind, Mode, Snapshot, Version};
+use couchstore::{Copy, Couch, Doc, DocInfo, Kind, Mode, Snapshot, Version};
 
 fn doc<'a>(id: &'a [u8], seq: u64, rev_meta: &'a [u8], body: &'a [u8]) -> Doc<'a> {
     Doc { id, seq, rev: 1, deleted: false, content_meta: 0x80, rev_meta, body: Some(body), compress: true }
@@ -229,5 +229,75 @@ fn saving_the_same_batches_makes_the_same_leaves_as_the_original_made() {
             assert_eq!(couch.header().deleted_count(), header.deleted_count());
             assert_eq!(couch.header().body_bytes(), header.body_bytes());
         }
+    }
+}
+
+fn copy_of(snapshot: &Snapshot, keep: impl Fn(&DocInfo) -> bool) -> (std::sync::Arc<MemFile>, Couch) {
+    let file = MemFile::empty();
+    let mut copy = Copy::create(file.clone(), Path::new("copy.couch"), snapshot.header().version).unwrap();
+    let _ = snapshot.changes_since(0, |doc| {
+        if keep(&doc) {
+            copy.put(&doc, snapshot.raw_body(&doc).unwrap().as_deref()).unwrap();
+        }
+        ControlFlow::Continue(())
+    });
+    for (id, body) in snapshot.locals().unwrap().into_iter().rev() {
+        copy.local_put(&id, &body).unwrap();
+    }
+    let header = snapshot.header();
+    let couch = copy.commit(header.update_seq, header.purge_seq, header.timestamp_ns).unwrap();
+    (file, couch)
+}
+
+#[test]
+fn a_copy_has_the_leaves_and_the_content_of_the_originals_compaction() {
+    for (from, to, tombstones) in [
+        ("d-multi-commit-v13.couch", "e-compacted-v13.couch", true),
+        ("c-deletes-local-v13.couch", "e2-compacted-dropdeletes-v13.couch", false),
+    ] {
+        let compacted = open(&fixture(to), Mode::Strict).unwrap();
+        let (file, couch) = copy_of(&open(&fixture(from), Mode::Strict).unwrap(), |doc| tombstones || !doc.deleted);
+        for kind in [Kind::BySeq, Kind::ById, Kind::Local] {
+            assert_eq!(leaf_counts(&couch, kind).unwrap(), leaf_counts(&compacted, kind).unwrap(), "{to} {kind:?}");
+        }
+        let read = |snapshot: &Snapshot| {
+            let mut docs = Vec::new();
+            let _ = snapshot.changes_since(0, |doc| {
+                let body = snapshot.body(&doc).unwrap();
+                docs.push((DocInfo { body_at: 0, ..doc }, body));
+                ControlFlow::Continue(())
+            });
+            (docs, snapshot.locals().unwrap(), snapshot.header().update_seq, snapshot.header().timestamp_ns)
+        };
+        assert_eq!(read(&couch), read(&compacted));
+        assert_eq!(read(&open(&file.bytes(), Mode::Strict).unwrap()), read(&compacted));
+        assert_eq!(couch.headers(Mode::Strict).unwrap().len(), 1);
+        assert_eq!(couch.header().body_bytes(), compacted.header().body_bytes());
+        assert!(check(file, Path::new("copy"), Depth::All).unwrap().is_whole());
+    }
+}
+
+#[test]
+fn a_copy_splits_as_the_originals_does_and_can_be_written_to() {
+    let repeated = |n: usize, times: usize, last: &[usize]| [vec![n; times], last.to_vec()].concat();
+    for (entry_bytes, count, want) in
+        [(53, 100, repeated(17, 5, &[15])), (53, 1000, repeated(17, 58, &[14])), (500, 5, vec![2, 2, 1])]
+    {
+        let (file, mut couch) = copy_of(&one_batch(entry_bytes, count), |_| true);
+        assert_eq!(leaf_counts(&couch, Kind::BySeq).unwrap(), want, "{count} of {entry_bytes}");
+        let mut batch = couch.batch().unwrap();
+        batch.put(doc(b"0001", count + 1, b"", b"new")).unwrap();
+        let outcome = batch.commit(2).unwrap();
+        assert_eq!(outcome.replaced[0].as_ref().unwrap().seq, 1);
+        assert_eq!(couch.headers(Mode::Strict).unwrap().len(), 2);
+        assert!(check(file, Path::new("copy"), Depth::All).unwrap().is_whole());
+    }
+    for version in [Version::V13, Version::V14] {
+        let file = MemFile::empty();
+        let copy = Copy::create(file.clone(), Path::new("copy"), version).unwrap();
+        let couch = copy.commit(7, 3, 1).unwrap();
+        assert_eq!(couch.headers(Mode::Strict).unwrap().len(), 1);
+        let couch = open(&file.bytes(), Mode::Strict).unwrap();
+        assert_eq!((couch.header().update_seq, couch.header().purge_seq, couch.header().doc_count()), (7, 3, 0));
     }
 }

@@ -6,10 +6,12 @@
 //!
 //! Three trees live in a file, with the same nodes and different entries: see [`Kind`].
 
+mod bulk;
 mod modify;
 mod node;
 mod read;
 
+pub(crate) use bulk::Bulk;
 pub(crate) use modify::{Action, Met, Op, modify};
 pub(crate) use node::{Child, Node};
 pub(crate) use read::{Tree, lookup, scan};
@@ -117,5 +119,11 @@ impl Root {
         }
         let reduce = Reduce::decode(kind, fields.0).ok_or("a root too short for its sums")?;
         Ok(Root { at, subtree_bytes, reduce })
+    }
+}
+
+impl From<Child> for Root {
+    fn from(child: Child) -> Root {
+        Root { at: child.at, subtree_bytes: child.subtree_bytes, reduce: child.reduce }
     }
 }

@@ -61,11 +61,7 @@ pub(crate) fn modify(
         above.finish(change.out)?;
         level = above;
     }
-    Ok(level.written.pop().map(|(_, child)| root_of(child)))
-}
-
-fn root_of(child: Child) -> Root {
-    Root { at: child.at, subtree_bytes: child.subtree_bytes, reduce: child.reduce }
+    Ok(level.written.pop().map(|(_, child)| child.into()))
 }
 
 struct Change<'a, 'b> {
@@ -210,7 +206,7 @@ impl Builder {
     }
 
     fn only_pointer(&self) -> Option<Root> {
-        self.queued.first_value().and_then(|value| Child::decode(self.kind, value)).map(root_of)
+        self.queued.first_value().and_then(|value| Child::decode(self.kind, value)).map(Root::from)
     }
 }
 
