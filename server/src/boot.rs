@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use frontend::auth::{Role, Users};
 use frontend::cluster::Cluster;
-use persist::{BucketSpec, Store, StoreError};
+use persist::{BucketSpec, Store, StoreError, Verdict};
 use scheduler::{PoolConfig, Pools, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -27,7 +27,8 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
     let began = Instant::now();
     log::start(&config.log_level);
     // Signals are ours before anything needs an orderly end.
-    let mut signals = Signals::new([SIGTERM, SIGINT]).context("cannot listen for signals").or_exit(Exit::Environment)?;
+    let mut signals =
+        Signals::new([SIGTERM, SIGINT]).context("cannot listen for signals").or_exit(Exit::Environment)?;
     let env = env::os::env();
     match env::os::raise_fd_limit() {
         Ok((soft, _)) => tracing::info!(descriptors = soft, "limits"),
@@ -39,17 +40,18 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
     let node = Node::start(&config.data_dir, &env).or_exit(Exit::Environment)?;
     let users = Arc::new(users(&config, &env)?);
 
-    let (kv_listener, admin_listener) = bind(&config)?;
-    let kv_address = kv_listener.address().or_exit(Exit::Environment)?;
-    let admin_address = admin_listener.address().or_exit(Exit::Environment)?;
+    let admin_listener = admin::Listener::bind(config.admin_listen)
+        .with_context(|| taken("admin", config.admin_listen, "admin"))
+        .or_exit(Exit::Environment)?;
+    let admin_port = admin_listener.address().or_exit(Exit::Environment)?.port();
 
     let pool_config = PoolConfig { readers: config.readers, writers: config.writers, ..PoolConfig::default() };
     let pools = Pools::start(&env, &pool_config);
     let store = Store::open(&env, &pools, &config.data_dir, store_options(&config)).map_err(|error| refuse(&error))?;
     // From here on every file was validated and nothing on disk is in doubt.
     let engine = Arc::new(engine::Engine::new(&env, &pools, store, engine_options(&config)));
-    for line in engine.warm_up().map_err(|error| refuse(&error))? {
-        tracing::info!("{line}");
+    for recovered in engine.warm_up().map_err(|error| refuse(&error))? {
+        announce(&recovered);
     }
     if !config.bucket_name.is_empty() && engine.bucket(&config.bucket_name).is_none() {
         engine.create_bucket(first_bucket(&config)).map_err(|error| refuse(&error))?;
@@ -57,26 +59,39 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
     }
     // From here on a vBucket changes only because a client or the clock asked.
 
-    let hostname = advertised(kv_address);
-    let cluster = Cluster::new(&node.uuid, hostname.as_deref(), kv_address.port(), admin_address.port(), node.first_revision());
-    let cluster = Arc::new(cluster);
-    let process = Arc::new(stats::Process::new(&env, &pools, began));
-    let front = kv_listener
-        .serve(front_options(&config), &env, Arc::clone(&engine), Arc::clone(&users), Arc::clone(&cluster), process.clone())
-        .context("cannot start the key-value port")
+    let process = Arc::new(stats::Process::new(&pools, &engine, began, &node.uuid));
+    let (node_uuid, revision) = (node.uuid.clone(), node.first_revision());
+    let parts = frontend::Parts {
+        env,
+        engine: Arc::clone(&engine),
+        pools: Arc::clone(&pools),
+        users: Arc::clone(&users),
+        cluster: Box::new(move |kv| {
+            Arc::new(Cluster::new(&node_uuid, advertised(kv).as_deref(), kv.port(), admin_port, revision))
+        }),
+        stats: Arc::clone(&process) as Arc<dyn frontend::StatProvider>,
+    };
+    let front = frontend::serve(front_options(&config), parts)
+        .with_context(|| taken("key-value", config.kv_listen, "kv"))
         .or_exit(Exit::Environment)?;
-    process.attach(&front);
+    let kv_address = front.local_addr();
     let context = Arc::new(admin::Context {
         engine: Arc::clone(&engine),
-        cluster,
+        cluster: Arc::clone(front.cluster()),
         users,
         registry: process.registry(),
         node_uuid: node.uuid,
         ready: AtomicBool::new(true),
         bucket_defaults: admin::Defaults { vbuckets: config.bucket_vbuckets, quota_bytes: config.bucket_quota_bytes },
     });
-    let admin = admin_listener.serve(Arc::clone(&context)).context("cannot start the admin port").or_exit(Exit::Environment)?;
-    println!("ready kv={kv_address} admin={} pid={} after_ms={}", admin.address(), std::process::id(), began.elapsed().as_millis());
+    let admin =
+        admin_listener.serve(Arc::clone(&context)).context("cannot start the admin port").or_exit(Exit::Environment)?;
+    println!(
+        "ready kv={kv_address} admin={} pid={} after_ms={}",
+        admin.address(),
+        std::process::id(),
+        began.elapsed().as_millis()
+    );
 
     signals.forever().next();
     tracing::info!("stopping: finishing what clients wait for");
@@ -91,7 +106,10 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
     context.ready.store(false, Ordering::Release);
     front.drain(DRAIN_MAX);
     // From here on no client can change anything.
-    engine.shutdown();
+    let drained = engine.drain();
+    for (bucket, vb) in &drained.left {
+        tracing::error!("bucket {bucket}, vBucket {vb}: the last changes could not be written");
+    }
     // From here on everything is on disk, and the directory says so.
     drop(admin);
     pools.shutdown(Stop::Cancel);
@@ -161,17 +179,8 @@ fn introduce(config: &Config, password: &str) {
     );
 }
 
-fn bind(config: &Config) -> Result<(frontend::Listener, admin::Listener), Refusal> {
-    let taken = |what: &str, address, key: &str| {
-        format!("cannot listen on {address} for the {what} port; choose another with --{key}, or port 0 for any free one")
-    };
-    let kv = frontend::Listener::bind(config.kv_listen)
-        .with_context(|| taken("key-value", config.kv_listen, "kv"))
-        .or_exit(Exit::Environment)?;
-    let admin = admin::Listener::bind(config.admin_listen)
-        .with_context(|| taken("admin", config.admin_listen, "admin"))
-        .or_exit(Exit::Environment)?;
-    Ok((kv, admin))
+fn taken(what: &str, address: std::net::SocketAddr, option: &str) -> String {
+    format!("cannot listen on {address} for the {what} port; choose another with --{option}, port 0 for any free one")
 }
 
 /// The host that configurations name. Bound to everything, clients use what they dialled.
@@ -180,8 +189,23 @@ fn advertised(kv: std::net::SocketAddr) -> Option<String> {
 }
 
 fn refuse(error: &StoreError) -> Refusal {
-    let exit = if error.is_damage() { Exit::Damaged } else { Exit::Environment };
+    let exit = if error.verdict() == Verdict::Abort { Exit::Damaged } else { Exit::Environment };
     Refusal { exit, error: anyhow!("{error}") }
+}
+
+/// Says what a bucket was found to hold.
+fn announce(found: &engine::Recovered) {
+    tracing::info!(
+        bucket = found.bucket,
+        documents = found.documents,
+        tombstones = found.tombstones,
+        vbuckets_with_files = found.vbuckets,
+        changes = found.seqnos,
+        sync_writes_committed = found.recommitted,
+        values_left_on_disk = found.without_value,
+        took_ms = found.took.as_millis(),
+        "recovered"
+    );
 }
 
 fn store_options(config: &Config) -> persist::Options {
@@ -189,7 +213,8 @@ fn store_options(config: &Config) -> persist::Options {
         writers: config.writers,
         readers: config.readers,
         batch_bytes_max: config.batch_bytes_max,
-        format: if config.file_format == 14 { couchstore::Version::V14 } else { couchstore::Version::V13 },
+        format: if config.file_format == 14 { persist::Version::V14 } else { persist::Version::V13 },
+        recovery: config.recovery,
     }
 }
 
@@ -197,15 +222,16 @@ fn engine_options(config: &Config) -> engine::Options {
     engine::Options {
         durability_timeout: Duration::from_millis(u64::from(config.durability_timeout_ms)),
         pager_interval: Duration::from_secs(u64::from(config.pager_interval_s)),
+        ..engine::Options::default()
     }
 }
 
 fn front_options(config: &Config) -> frontend::Options {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     frontend::Options {
-        workers: if config.workers == 0 { cores } else { config.workers },
+        listen: config.kv_listen,
+        workers: config.workers,
         connections_max: config.connections_max,
         open_bucket: (!config.open_bucket.is_empty()).then(|| config.open_bucket.clone()),
-        version: concat!(env!("CARGO_PKG_VERSION"), "-settee").to_owned(),
+        ..frontend::Options::default()
     }
 }

@@ -24,8 +24,6 @@ pub struct Client {
 #[derive(Debug)]
 pub struct Answer {
     pub status: Status,
-    pub cas: u64,
-    pub extras: Vec<u8>,
     pub key: Vec<u8>,
     pub value: Vec<u8>,
 }
@@ -54,11 +52,21 @@ impl Client {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut client = Client { stream, input: Vec::new(), opaque: 0 };
-        let features = [Feature::Xerror, Feature::SelectBucket, Feature::Json, Feature::AltRequest, Feature::SyncReplication];
+        let features = [
+            Feature::Xerror,
+            Feature::SelectBucket,
+            Feature::Json,
+            Feature::AltRequestSupport,
+            Feature::SyncReplication,
+        ];
         let codes: Vec<u16> = features.iter().map(|f| *f as u16).collect();
         let agent = concat!("settee/", env!("CARGO_PKG_VERSION"));
         client
-            .call(&RequestFrame { key: agent.as_bytes(), value: &hello_value(&codes), ..RequestFrame::new(Opcode::Hello) })?
+            .call(&RequestFrame {
+                key: agent.as_bytes(),
+                value: &hello_value(&codes),
+                ..RequestFrame::new(Opcode::Hello)
+            })?
             .success()?;
         Ok(client)
     }
@@ -75,7 +83,9 @@ impl Client {
             challenge.success()?;
             bail!("the server skipped the SCRAM challenge");
         }
-        let proof = exchange.respond(&challenge.value).map_err(|e| anyhow::anyhow!("{e}"))?;
+        let proof = exchange
+            .respond(&challenge.value)
+            .map_err(|failure| anyhow::anyhow!("cannot answer the server's challenge: {failure:?}"))?;
         let last = self.call(&RequestFrame { key: mechanism, value: &proof, ..RequestFrame::new(Opcode::SaslStep) })?;
         if last.status != Status::Success {
             bail!("the server refused user {user:?}: wrong name or password");
@@ -129,8 +139,6 @@ impl Client {
                     let code = |code| anyhow::anyhow!("the server answered with unknown status {code:#06x}");
                     let answer = Answer {
                         status: status(&frame).map_err(code)?,
-                        cas: frame.header.cas,
-                        extras: frame.extras.to_vec(),
                         key: frame.key.to_vec(),
                         value: frame.value.to_vec(),
                     };

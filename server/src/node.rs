@@ -25,8 +25,9 @@ impl Node {
     pub fn start(data_dir: &Path, env: &env::Env) -> Result<Node> {
         let path = data_dir.join("node.json");
         let mut node = match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .with_context(|| format!("{} is damaged; remove it to give this node a new identity", path.display()))?,
+            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| {
+                format!("{} is damaged; remove it to give this node a new identity", path.display())
+            })?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 Node { uuid: format!("{:016x}{:016x}", env.rng.u64(), env.rng.u64()), starts: 0 }
             }

@@ -1,16 +1,18 @@
 //! `/pools/default/buckets`: bucket management as the SDKs' bucket managers call it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::extract::{Form, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
+use engine::{Mailbox, OpResult, Ticket, Waiter};
 use frontend::auth::{Identity, Role};
 use persist::BucketSpec;
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 
 use super::{Context, Shared};
 
@@ -89,9 +91,26 @@ async fn flush(State(context): Shared, Extension(who): Extension<Identity>, Path
         let why = json!({ "_": "Flush is disabled for the bucket" });
         return (StatusCode::BAD_REQUEST, Json(why)).into_response();
     }
-    match bucket.flush() {
-        Ok(()) => StatusCode::OK.into_response(),
-        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
+    let (send, receive) = oneshot::channel();
+    let mailbox = Arc::new(Once(Mutex::new(Some(send))));
+    bucket.flush(Waiter::new(mailbox, Ticket { slot: 0, generation: 0, request: 0 }));
+    match receive.await {
+        Ok(Ok(_)) => StatusCode::OK.into_response(),
+        Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
+        Err(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+/// Brings one answer of the engine into the asynchronous world.
+struct Once(Mutex<Option<oneshot::Sender<OpResult>>>);
+
+impl Mailbox for Once {
+    fn deliver(&self, _: Ticket, result: OpResult) {
+        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(sender) = sender {
+            // The asker may have left.
+            let _ = sender.send(result);
+        }
     }
 }
 

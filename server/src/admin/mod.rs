@@ -119,7 +119,11 @@ fn router(context: Arc<Context>) -> Router {
 }
 
 async fn front_page() -> impl IntoResponse {
-    let text = concat!("Settee ", env!("CARGO_PKG_VERSION"), "\n\n/health/live /health/ready /metrics /whoami /pools /pools/default\n");
+    let text = concat!(
+        "Settee ",
+        env!("CARGO_PKG_VERSION"),
+        "\n\n/health/live /health/ready /metrics /whoami /pools /pools/default\n"
+    );
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text)
 }
 

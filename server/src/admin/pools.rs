@@ -5,6 +5,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use frontend::cluster::BucketShape;
 use serde_json::json;
 use std::sync::Arc;
 
@@ -47,7 +48,7 @@ async fn pool(State(context): Shared) -> impl IntoResponse {
 /// The same document that GET_CLUSTER_CONFIG gives.
 async fn terse(State(context): Shared, Path(bucket): Path<String>) -> Response {
     match context.engine.bucket(&bucket) {
-        Some(bucket) => config(&context.cluster.bucket_config(&frontend::cluster::BucketShape::of(bucket.spec())).1),
+        Some(bucket) => config(&context.cluster.bucket_config(&BucketShape::of(bucket.spec())).1),
         None => (StatusCode::NOT_FOUND, "Requested resource not found.").into_response(),
     }
 }

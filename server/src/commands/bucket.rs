@@ -15,7 +15,11 @@ pub fn run(command: &Bucket) -> Result<()> {
                 quota_mb << 20,
                 !no_flush
             );
-            let request = RequestFrame { key: name.as_bytes(), value: spec.as_bytes(), ..RequestFrame::new(Opcode::CreateBucket) };
+            let request = RequestFrame {
+                key: name.as_bytes(),
+                value: spec.as_bytes(),
+                ..RequestFrame::new(Opcode::CreateBucket)
+            };
             connect(target)?.call(&request)?.success().with_context(|| format!("cannot create bucket {name:?}"))?;
             println!("created {name}");
         }

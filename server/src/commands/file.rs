@@ -48,7 +48,9 @@ fn dump(file: &Path, mode: Mode) -> Result<(), Refusal> {
     written.and_then(|()| out.flush()).or_else(reader_left).or_exit(Exit::Environment)?;
     match unreadable {
         None => Ok(()),
-        Some(error) => Err(Refusal { exit: Exit::Damaged, error: anyhow!("a document could not be read: {}", text(&error)) }),
+        Some(error) => {
+            Err(Refusal { exit: Exit::Damaged, error: anyhow!("a document could not be read: {}", text(&error)) })
+        }
     }
 }
 

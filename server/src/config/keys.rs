@@ -85,7 +85,7 @@ pub static KEYS: &[Key] = &[
         name: "kv.connections_max",
         default: "10000",
         doc: "Client connections at a time. Further clients wait in the listen backlog.",
-        set: |c, v| number(v, 8, 1_000_000).map(|n| c.connections_max = n as usize),
+        set: |c, v| number(v, 8, 1_000_000).map(|n| c.connections_max = n as u32),
     },
     Key {
         name: "kv.listen",
@@ -149,6 +149,17 @@ pub static KEYS: &[Key] = &[
         default: "4",
         doc: "Threads that read documents from disk.",
         set: |c, v| number(v, 1, 128).map(|n| c.readers = n as usize),
+    },
+    Key {
+        name: "persist.recovery",
+        default: "off",
+        doc: "on: at start, go back to the newest intact commit of each damaged vBucket file instead of refusing. Later changes of that \
+              vBucket are lost.",
+        set: |c, v| match v {
+            "on" => Ok(c.recovery = true),
+            "off" => Ok(c.recovery = false),
+            _ => Err("on or off".to_owned()),
+        },
     },
     Key {
         name: "persist.writers",
@@ -220,7 +231,8 @@ fn bucket_name(text: &str) -> Result<String, String> {
 }
 
 fn user_name(text: &str) -> Result<String, String> {
-    let fits = (1..=128).contains(&text.len()) && !text.contains(|c: char| c.is_control() || "()<>@,;:\\\"/[]?={}".contains(c));
+    let fits = (1..=128).contains(&text.len())
+        && !text.contains(|c: char| c.is_control() || "()<>@,;:\\\"/[]?={}".contains(c));
     if fits { Ok(text.to_owned()) } else { Err("1 to 128 characters, none of ()<>@,;:\\\"/[]?={}".to_owned()) }
 }
 

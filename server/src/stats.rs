@@ -1,0 +1,210 @@
+//! Statistics of the process, beside those of a bucket: what STAT and `/metrics` say of time, memory and the scheduler.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use frontend::StatProvider;
+use metrics::{Family, Kind, Registry, Snapshot, Source, Value, Visit};
+use scheduler::Pools;
+use serde_json::{Value as Json, json};
+
+/// The groups that the process answers.
+pub struct Process {
+    registry: Arc<Registry>,
+    pools: Arc<Pools>,
+    began: Instant,
+    node_uuid: String,
+}
+
+impl Process {
+    pub fn new(pools: &Arc<Pools>, engine: &Arc<engine::Engine>, began: Instant, node_uuid: &str) -> Process {
+        let mut registry = Registry::new();
+        registry.add(frontend::METRICS);
+        registry.add(persist::stats::METRICS);
+        pools.register(&mut registry);
+        registry.add(&process_families(began));
+        registry.add(&bucket_families(engine));
+        registry.assert_every_stat_name_is_unique();
+        Process { registry: Arc::new(registry), pools: Arc::clone(pools), began, node_uuid: node_uuid.to_owned() }
+    }
+
+    pub fn registry(&self) -> Arc<Registry> {
+        Arc::clone(&self.registry)
+    }
+
+    fn general(&self, emit: &mut dyn FnMut(&str, &str)) {
+        emit("rss", &resident_bytes().to_string());
+        emit("cpu_us", &cpu_time().as_micros().to_string());
+        emit("start_age_ms", &self.began.elapsed().as_millis().to_string());
+    }
+
+    /// One entry a histogram, as JSON: see [`to_json`].
+    fn timings(&self, wanted: &str, bucket: Option<&str>, emit: &mut dyn FnMut(&str, &str)) {
+        for family in self.registry.families().iter().filter(|family| family.kind() == Kind::Timings) {
+            family.walk(&mut |labels, value| {
+                let Value::Timings(snapshot) = value else { return };
+                let elsewhere =
+                    |(name, of): &(&str, &str)| *name == "bucket" && !of.is_empty() && bucket.is_some_and(|b| b != *of);
+                if snapshot.count() == 0 || labels.iter().any(elsewhere) {
+                    return;
+                }
+                let labels: Vec<&str> =
+                    labels.iter().filter(|(name, _)| *name != "bucket").map(|(_, value)| *value).collect();
+                let name = [&[family.name()], &labels[..]].concat().join(" ");
+                if name.to_ascii_lowercase().contains(&wanted.to_ascii_lowercase()) {
+                    emit(&name, &to_json(&snapshot).to_string());
+                }
+            });
+        }
+    }
+
+    fn scheduler(&self, emit: &mut dyn FnMut(&str, &str)) {
+        let stats = self.pools.stats();
+        for pool in &stats.pools {
+            let name = pool.pool.name();
+            let line = json!({ "threads": pool.threads, "running": pool.running, "ready": pool.ready, "wakeups": pool.wakeups });
+            emit(&format!("pool {name}"), &line.to_string());
+        }
+        for task in &stats.tasks {
+            let (wait, run) = (task.wait.snapshot(), task.run.snapshot());
+            let line = json!({
+                "runs": task.runs.get(), "wakes": task.wakes.get(), "overruns": task.overruns.get(),
+                "wait": summary(&wait), "run": summary(&run),
+            });
+            emit(&format!("task {} {}", task.pool.name(), task.name), &line.to_string());
+        }
+        emit("timer_wakeups", &stats.timer_wakeups.to_string());
+    }
+}
+
+impl StatProvider for Process {
+    fn stats(&self, group: &str, arguments: &str, bucket: Option<&str>, emit: &mut dyn FnMut(&str, &str)) -> bool {
+        match group {
+            "" => self.general(emit),
+            "timings" => self.timings(arguments, bucket, emit),
+            "scheduler" | "tasks" => self.scheduler(emit),
+            "uuid" => emit("uuid", &self.node_uuid),
+            _ => return false,
+        }
+        true
+    }
+}
+
+fn summary(snapshot: &Snapshot) -> Json {
+    let us = |duration: Duration| duration.as_nanos() as f64 / 1000.0;
+    json!({
+        "count": snapshot.count(), "mean_us": us(snapshot.mean()), "p50_us": us(snapshot.percentile(50.0)),
+        "p99_us": us(snapshot.percentile(99.0)), "p999_us": us(snapshot.percentile(99.9)), "max_us": us(snapshot.max()),
+    })
+}
+
+/// A histogram for a reader in another process: its summary, its sum, and `[from_us, count]` of each bucket.
+fn to_json(snapshot: &Snapshot) -> Json {
+    let mut json = summary(snapshot);
+    json["sum_us"] = json!(snapshot.sum().as_micros() as u64);
+    let buckets: Vec<_> = snapshot.buckets().map(|(from, _, n)| json!([from.as_micros() as u64, n])).collect();
+    json["buckets"] = buckets.into();
+    json
+}
+
+/// What [`to_json`] wrote. `None`: that is something else.
+pub fn from_json(json: &Json) -> Option<Snapshot> {
+    let buckets: Vec<(Duration, u64)> = json["buckets"]
+        .as_array()?
+        .iter()
+        .map(|bucket| Some((Duration::from_micros(bucket[0].as_u64()?), bucket[1].as_u64()?)))
+        .collect::<Option<_>>()?;
+    let sum = Duration::from_micros(json["sum_us"].as_u64()?);
+    let max = Duration::from_nanos((json["max_us"].as_f64()? * 1000.0) as u64);
+    Some(Snapshot::from_buckets(buckets.into_iter(), sum, max))
+}
+
+fn resident_bytes() -> u64 {
+    env::os::resident_bytes().unwrap_or(0)
+}
+
+fn cpu_time() -> Duration {
+    env::os::cpu_time().unwrap_or_default()
+}
+
+/// A family whose numbers are computed when asked.
+struct Computed<F> {
+    kind: Kind,
+    walk: F,
+}
+
+impl<F: Fn(Visit<'_>) + Send + Sync> Source for Computed<F> {
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+    fn walk(&self, visit: Visit<'_>) {
+        (self.walk)(visit);
+    }
+}
+
+fn computed(
+    name: &'static str,
+    help: &'static str,
+    kind: Kind,
+    walk: impl Fn(Visit<'_>) + Send + Sync + 'static,
+) -> Family {
+    Family::shared(name, help, Arc::new(Computed { kind, walk }))
+}
+
+fn process_families(began: Instant) -> [Family; 3] {
+    [
+        computed("process_resident_bytes", "Memory of the process that is in RAM.", Kind::Gauge, |visit| {
+            visit(&[], Value::Gauge(resident_bytes() as i64));
+        }),
+        computed("process_cpu_milliseconds", "Processor time used, user and system.", Kind::Counter, |visit| {
+            visit(&[], Value::Counter(cpu_time().as_millis() as u64));
+        }),
+        computed("process_age_seconds", "Since the process started.", Kind::Gauge, move |visit| {
+            visit(&[], Value::Gauge(began.elapsed().as_secs() as i64));
+        }),
+    ]
+}
+
+/// Numbers of each bucket. The engine is held weakly: statistics do not keep it alive.
+fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
+    type Read = fn(&engine::Bucket) -> i64;
+    let rows: [(&'static str, &'static str, Read); 8] = [
+        ("bucket_items", "Live documents.", |b| b.items() as i64),
+        ("bucket_memory_used_bytes", "Memory charged to the bucket.", |b| b.memory_used() as i64),
+        ("bucket_quota_bytes", "Memory the bucket may use.", |b| b.quota_bytes() as i64),
+        ("bucket_pending_items", "Changes that are in no file yet.", |b| b.store().pending() as i64),
+        ("bucket_file_bytes", "Size of the bucket's files at their last commits.", |b| {
+            b.store().stats().file_bytes as i64
+        }),
+        ("bucket_commits", "Commits of vBucket files since the start.", |b| b.store().stats().commits as i64),
+        ("bucket_items_written", "Changes written to files since the start.", |b| {
+            b.store().stats().items_written as i64
+        }),
+        ("bucket_poisoned_vbuckets", "vBuckets that are not written any more because a sync failed.", |b| {
+            b.store().stats().poisoned.len() as i64
+        }),
+    ];
+    rows.into_iter()
+        .map(|(name, help, read)| {
+            let engine = Arc::downgrade(engine);
+            computed(name, help, Kind::Gauge, move |visit| {
+                for bucket in engine.upgrade().iter().flat_map(|engine| engine.list()) {
+                    visit(&[("bucket", bucket.name())], Value::Gauge(read(&bucket)));
+                }
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_arrives_in_the_other_process_as_it_was() {
+        let timings = metrics::Timings::new();
+        [3, 70, 70, 1500, 2_000_000].map(|us| timings.record(Duration::from_micros(us)));
+        let snapshot = timings.snapshot();
+        assert_eq!(from_json(&to_json(&snapshot)).unwrap(), snapshot);
+    }
+}
