@@ -4,14 +4,20 @@
 //! command, the OpenMetrics page, the documentation. There is no life before `main`: each module with metrics has a
 //! `METRICS` slice, each crate hands its slices to the server's [`Registry`].
 //!
-//! ```ignore
+//! ```
+//! use metrics::{Counter, Labelled, Registry, Timings, metrics};
+//!
 //! metrics! {
 //!     /** Files closed to make room for another. */
 //!     pub static FILE_CACHE_EVICTIONS: Counter = "file_cache_evictions";
 //!     /** How long an operation took, by bucket and kind. */
 //!     pub static OPS: Labelled<Timings> = "op_duration" ["bucket", "op"];
 //! }
-//! // in the crate's head: registry.add(file_cache::METRICS);
+//!
+//! FILE_CACHE_EVICTIONS.inc();
+//! let mut registry = Registry::new();
+//! registry.add(METRICS);
+//! assert_eq!(registry.families().len(), 2);
 //! ```
 //!
 //! Cost: a count is one relaxed addition, a timing is two (a few nanoseconds each, more when cores fight for the line).

@@ -127,6 +127,13 @@ impl Snapshot {
         self.counts.iter().take(end).sum()
     }
 
+    /// A snapshot put together again from what [`Snapshot::buckets`], `sum` and `max` said, perhaps in another process.
+    pub fn from_buckets(buckets: impl Iterator<Item = (Duration, u64)>, sum: Duration, max: Duration) -> Snapshot {
+        let mut counts = vec![0; BUCKET_COUNT];
+        buckets.for_each(|(from, n)| counts[bucket_of(from.as_micros() as u64)] += n);
+        Snapshot { counts, sum_ns: sum.as_nanos() as u64, max_ns: max.as_nanos() as u64 }
+    }
+
     /// Adds `other`'s records to these.
     pub fn merge(&mut self, other: &Snapshot) {
         if self.counts.is_empty() {
@@ -180,6 +187,15 @@ mod tests {
             assert!(from < to);
             assert_eq!((bucket_of(from), bucket_of(to - 1)), (bucket, bucket));
         }
+    }
+
+    #[test]
+    fn a_snapshot_survives_the_trip_through_its_buckets() {
+        let timings = Timings::new();
+        [0, 1, 17, 999, 1_000_000, 5_000_000_000].map(|us| timings.record(Duration::from_micros(us)));
+        let snapshot = timings.snapshot();
+        let buckets = snapshot.buckets().map(|(from, _, n)| (from, n));
+        assert_eq!(Snapshot::from_buckets(buckets, snapshot.sum(), snapshot.max()), snapshot);
     }
 
     #[test]
