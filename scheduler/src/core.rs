@@ -152,7 +152,7 @@ impl Core {
     pub fn await_end(&self, cell: &Cell) {
         self.endings.wait(|_| match cell.word.is_running() {
             true => Look::Nothing,
-            false => Look::Found((), Wake::Nobody),
+            false => Look::Found(()),
         });
     }
 
@@ -172,7 +172,7 @@ impl Core {
             }
             self.endings.wait(|count| match *count == before {
                 true => Look::Nothing,
-                false => Look::Found((), Wake::Nobody),
+                false => Look::Found(()),
             });
         }
     }

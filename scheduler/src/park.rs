@@ -56,8 +56,8 @@ pub enum Wake {
 
 /// What a look at the value came to.
 pub enum Look<R> {
-    /// The wait is over; and who else must look, as what was found may not be all there is.
-    Found(R, Wake),
+    /// The wait is over.
+    Found(R),
     /// Sleep until called.
     Nothing,
     /// Sleep until called, but no longer than this.
@@ -95,12 +95,7 @@ impl<S> Bay<S> {
                 state.sleepers.retain(|other| !Arc::ptr_eq(other, me));
             }
             let limit = match look(&mut state.value) {
-                Look::Found(result, wake) => {
-                    let called = state.call(wake);
-                    drop(state);
-                    called.unpark();
-                    return result;
-                }
+                Look::Found(result) => return result,
                 Look::Nothing => None,
                 Look::NothingFor(limit) => Some(limit),
             };
@@ -117,7 +112,7 @@ impl<S> Bay<S> {
     #[cfg(any(loom, feature = "old-order"))]
     pub fn wait_in_old_order<R>(&self, limit: Option<Duration>, mut look: impl FnMut(&mut S) -> Look<R>) -> R {
         loop {
-            if let Look::Found(result, _) = look(&mut self.state.lock().value) {
+            if let Look::Found(result) = look(&mut self.state.lock().value) {
                 return result;
             }
             // A change made here calls nobody.

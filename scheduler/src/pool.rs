@@ -17,7 +17,8 @@ use crate::task::{Cell, TaskHandle};
 /// A queue of ready tasks and the threads that serve it.
 ///
 /// 1. As many threads as `target` says, but for those that are on their way in or out.
-/// 2. A thread that leaves while tasks wait calls another in its place: the call that woke it was meant for a task.
+/// 2. A call meant for a task is not lost on a thread that leaves: shrinking calls everybody, and whoever then goes back to
+///    sleep has seen that it may stay. So while there is a surplus, nobody is asleep.
 /// 3. After `close` nothing is queued, so nothing is run that was not already off the queue.
 pub(crate) struct Pool {
     kind: PoolKind,
@@ -94,7 +95,7 @@ impl Pool {
             self.start_thread(core).inspect_err(|_| {
                 self.bay.change(|queue| {
                     queue.threads -= missing - started;
-                    queue.target = queue.threads;
+                    queue.target = queue.target.min(queue.threads);
                     ((), Wake::Nobody)
                 });
             })
@@ -199,18 +200,18 @@ impl Pool {
             if std::mem::take(ran) {
                 queue.running -= 1;
                 if queue.draining && queue.is_at_rest() {
-                    return Look::Found(Step::TellAtRest, Wake::Nobody);
+                    return Look::Found(Step::TellAtRest);
                 }
             }
             if queue.threads > queue.target {
                 queue.threads -= 1;
                 queue.left.push(id);
-                return Look::Found(Step::Leave, if queue.ready.is_empty() { Wake::Nobody } else { Wake::One });
+                return Look::Found(Step::Leave);
             }
             match queue.ready.pop() {
                 Some((due, cell)) => {
                     queue.running += 1;
-                    Look::Found(Step::Run(due, cell), Wake::Nobody)
+                    Look::Found(Step::Run(due, cell))
                 }
                 None => Look::Nothing,
             }

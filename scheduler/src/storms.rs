@@ -17,8 +17,8 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Shuttle's random order finds most; its priority-based one finds what needs few but exact switches.
 fn storm(run: impl Fn() + Send + Sync + Copy + 'static) {
-    shuttle::check_random(run, 1_500);
-    shuttle::check_pct(run, 500, 3);
+    shuttle::check_random(run, 3_000);
+    shuttle::check_pct(run, 1_000, 3);
 }
 
 /// Counts its runs, tells after each, and checks that it is alone.
@@ -37,7 +37,7 @@ impl Tally {
     }
 
     fn await_runs(&self, at_least: usize) {
-        self.0.wait(|(runs, _)| if *runs >= at_least { Look::Found((), Wake::Nobody) } else { Look::Nothing });
+        self.0.wait(|(runs, _)| if *runs >= at_least { Look::Found(()) } else { Look::Nothing });
     }
 
     fn runs(&self) -> usize {

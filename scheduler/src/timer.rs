@@ -81,12 +81,12 @@ impl Timers {
     pub fn next_due(&self, clock: &dyn Clock) -> Option<Vec<(Duration, Arc<Cell>)>> {
         self.bay.wait(|deadlines| {
             if deadlines.closed {
-                return Look::Found(None, Wake::Nobody);
+                return Look::Found(None);
             }
             let now = ns(clock.monotonic());
             let due = deadlines.take_due(now);
             if !due.is_empty() {
-                return Look::Found(Some(due), Wake::Nobody);
+                return Look::Found(Some(due));
             }
             match deadlines.first() {
                 None => Look::Nothing,
