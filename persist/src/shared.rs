@@ -110,7 +110,7 @@ impl Shared {
             }
             self.endings.wait(|count| match *count == before {
                 true => Look::Nothing,
-                false => Look::Found((), Wake::Nobody),
+                false => Look::Found(()),
             });
         }
     }

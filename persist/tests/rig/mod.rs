@@ -1,0 +1,334 @@
+//! A store on simulated storage, stepped by hand, and a model of what it must hold.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use changelog::{Changelog, FailoverEntry, FailoverTable, VbRecord};
+use couchstore::kv::CollectionStats;
+use couchstore::{Couch, Mode, check};
+use env::sim::SimClock;
+use env::{Env, OpenMode};
+use persist::{BucketSpec, BucketStore, Nudge, Options, Store, StoreError, Urgency, WarmUp};
+use scheduler::{Order, Stepper};
+use types::{
+    BucketUuid, Cas, CollectionId, Datatype, DeleteSource, Item, KeyBuf, Kind, Level, Meta, RevSeqno, Seqno, VbId,
+    VbState, VbUuid,
+};
+
+pub const DATA: &str = "/data";
+pub const BUCKET: &str = "b";
+pub const VBS: u16 = 4;
+
+pub fn spec() -> BucketSpec {
+    BucketSpec {
+        name: BUCKET.into(),
+        uuid: BucketUuid(5),
+        vbuckets: VBS,
+        replicas: 0,
+        quota_bytes: 1 << 20,
+        flush_enabled: false,
+    }
+}
+
+pub fn file(vb: u16, rev: u64) -> PathBuf {
+    Path::new(DATA).join(format!("buckets/{BUCKET}/{vb}.couch.{rev}"))
+}
+
+pub fn record(state: VbState) -> VbRecord {
+    let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(77), seqno: Seqno(0) });
+    VbRecord { state, failover, topology: vec![] }
+}
+
+#[derive(Default)]
+struct Nudges(AtomicU64);
+
+impl Nudge for Nudges {
+    fn marks_moved(&self, _: VbId) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Everything that was ever appended to each vBucket, and how much of it was reported durable.
+#[derive(Clone, Default)]
+pub struct History {
+    pub bucket_made: bool,
+    pub changes: BTreeMap<u16, Vec<Arc<Item>>>,
+    pub durable: BTreeMap<u16, u64>,
+}
+
+/// One run of a server's lower half.
+pub struct Node {
+    pub env: Env,
+    pub clock: SimClock,
+    pub stepper: Stepper,
+    pub store: Store,
+    pub bucket: Arc<BucketStore>,
+    pub logs: Vec<Arc<Changelog>>,
+    nudges: Arc<Nudges>,
+}
+
+impl Node {
+    /// Opens the store, makes the bucket if it is not there, and attaches a changelog to each vBucket.
+    pub fn start(env: &Env, seed: u64) -> Result<Node, StoreError> {
+        Node::start_with(env, seed, Options::default())
+    }
+
+    pub fn start_with(env: &Env, seed: u64, options: Options) -> Result<Node, StoreError> {
+        // The stepper moves time itself, so each run has a clock of its own.
+        let clock = SimClock::new();
+        let env = Env { clock: Arc::new(clock.clone()), ..env.clone() };
+        let stepper = Stepper::new(&clock, Order::Seeded(seed));
+        let store = Store::open(&env, &stepper.pools(), Path::new(DATA), options)?;
+        let bucket = match store.buckets().pop() {
+            Some(bucket) => bucket,
+            None => store.create_bucket(spec())?,
+        };
+        let nudges = Arc::new(Nudges::default());
+        let recovered: BTreeMap<_, _> = bucket.recovered().into_iter().map(|r| (r.vb, r)).collect();
+        let logs = (0..VBS).map(|vb| {
+            let log = match recovered.get(&VbId(vb)) {
+                Some(r) => Changelog::new(r.high, r.max_cas, r.record.clone()),
+                None => Changelog::new(Seqno(0), Cas(0), record(VbState::Active)),
+            };
+            let log = Arc::new(log);
+            bucket.attach(VbId(vb), Arc::clone(&log), nudges.clone());
+            log
+        });
+        let logs = logs.collect();
+        Ok(Node { env, clock, stepper, store, bucket, logs, nudges })
+    }
+
+    pub fn put(&self, vb: u16, key: &str, value: Option<&[u8]>, kind: Kind) -> Arc<Item> {
+        let item = append(&self.logs[usize::from(vb)], &self.env, key, value, kind);
+        self.bucket.changed(VbId(vb), Urgency::Durable);
+        item
+    }
+
+    pub fn set(&self, vb: u16, key: &str, value: &[u8]) -> Arc<Item> {
+        self.put(vb, key, Some(value), Kind::Committed { prepared: None })
+    }
+
+    /// Runs until nothing is left to do now.
+    pub fn run(&self) {
+        self.stepper.run_until_idle();
+    }
+
+    /// The mark, and that it agrees with its twin and was told of.
+    pub fn durable(&self, vb: u16) -> u64 {
+        let marks = &self.logs[usize::from(vb)].marks;
+        assert_eq!(marks.durable(), marks.filed());
+        marks.durable().0
+    }
+
+    pub fn poisoned(&self, vb: u16) -> Option<&str> {
+        self.logs[usize::from(vb)].marks.poisoned()
+    }
+
+    pub fn nudges(&self) -> u64 {
+        self.nudges.0.load(Ordering::Relaxed)
+    }
+
+    pub fn warm_up(&self, vb: u16) -> Vec<Item> {
+        let mut items = Vec::new();
+        let all = WarmUp { tombstones: true };
+        self.bucket.warm_up(VbId(vb), all, &mut |_, _| true, &mut |item| items.push(item)).expect("a file that opened");
+        items
+    }
+}
+
+pub fn append(log: &Changelog, env: &Env, key: &str, value: Option<&[u8]>, kind: Kind) -> Arc<Item> {
+    let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
+    let cas = log.fresh_cas(&*env.clock);
+    log.append_with_cas(cas, |stamp| {
+        let deleted = value.is_none().then_some(DeleteSource::Explicit);
+        let meta = Meta {
+            seqno: stamp.seqno,
+            cas: stamp.cas,
+            rev: RevSeqno(stamp.seqno.0),
+            flags: 0xdead_beef,
+            expiry: if deleted.is_some() { 1 } else { 0 },
+            datatype: Datatype::RAW,
+            deleted,
+        };
+        Item::new(key.as_key(), meta, kind, value.map(Box::from))
+    })
+}
+
+/// What a file at seqno `high` must hold: the newest version of each document, and the prepares still open.
+pub fn model(changes: &[Arc<Item>], high: u64) -> (BTreeMap<u64, Arc<Item>>, Facts) {
+    let (mut docs, mut prepares) = (BTreeMap::new(), BTreeMap::new());
+    let mut facts = Facts::default();
+    for item in changes.iter().filter(|item| item.meta.seqno.0 <= high) {
+        match item.kind {
+            Kind::Committed { prepared } => {
+                docs.insert(item.id().to_vec(), Arc::clone(item));
+                facts.completed = facts.completed.max(prepared.unwrap_or_default().0);
+            }
+            Kind::Prepare { .. } => {
+                prepares.insert(item.id().to_vec(), Arc::clone(item));
+                facts.prepared = item.meta.seqno.0;
+            }
+            Kind::Abort { prepared } => {
+                prepares.insert(item.id().to_vec(), Arc::clone(item));
+                facts.completed = facts.completed.max(prepared.0);
+            }
+        }
+    }
+    let is_prepare = |item: &&Arc<Item>| matches!(item.kind, Kind::Prepare { .. });
+    facts.on_disk_prepares = prepares.values().filter(is_prepare).count() as u64;
+    facts.items = docs.values().filter(|item| !item.is_deleted()).count() as u64;
+    let open = prepares.into_values().filter(|p| is_prepare(&p) && p.meta.seqno.0 > facts.completed);
+    (docs.into_values().chain(open).map(|item| (item.meta.seqno.0, item)).collect(), facts)
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    pub completed: u64,
+    pub prepared: u64,
+    pub on_disk_prepares: u64,
+    pub items: u64,
+}
+
+/// Goal: whatever was reported durable is there, in an order that happened, and nothing else. Opens the store as a new
+/// run would, compares each vBucket with the model, proves its file whole, and goes on writing.
+pub fn assert_holds(env: &Env, history: &History) -> Node {
+    let node = Node::start(env, 1).expect("a crash leaves a store that opens");
+    assert_node_holds(&node, history);
+    for vb in 0..VBS {
+        let item = node.set(vb, "later", b"still works");
+        node.run();
+        assert_eq!(node.durable(vb), item.meta.seqno.0, "vb {vb} goes on");
+        let fetched = node.bucket.fetch_now(VbId(vb), item.key()).unwrap().expect("just written");
+        assert_eq!(fetched.value(), b"still works");
+    }
+    node
+}
+
+pub fn assert_node_holds(node: &Node, history: &History) {
+    let recovered: BTreeMap<_, _> = node.bucket.recovered().into_iter().map(|r| (r.vb.0, r)).collect();
+    for vb in 0..VBS {
+        let changes = history.changes.get(&vb).map(Vec::as_slice).unwrap_or_default();
+        let durable = history.durable.get(&vb).copied().unwrap_or(0);
+        let high = recovered.get(&vb).map_or(0, |r| r.high.0);
+        let last = changes.last().map_or(0, |item| item.meta.seqno.0);
+        assert!(high >= durable, "vb {vb}: acknowledged up to {durable}, found {high}");
+        assert!(high <= last, "vb {vb}: seqno {high} was never given out, the last one is {last}");
+
+        let (expected, facts) = model(changes, high);
+        let found = node.warm_up(vb);
+        assert!(found.is_sorted_by_key(|item| item.meta.seqno), "vb {vb}: in seqno order");
+        assert_eq!(found.len(), expected.len(), "vb {vb} at {high}");
+        for item in &found {
+            let original = expected.get(&item.meta.seqno.0).expect("nothing is invented");
+            assert_eq!((item.id(), item.meta), (original.id(), original.meta), "vb {vb}");
+            assert_eq!((item.value(), item.has_value()), (original.value(), original.has_value()), "vb {vb}");
+        }
+        let Some(r) = recovered.get(&vb) else { continue };
+        let found = Facts {
+            completed: r.completed.0,
+            prepared: r.prepared.0,
+            on_disk_prepares: r.on_disk_prepares,
+            items: facts.items,
+        };
+        assert_eq!(found, facts, "vb {vb} at {high}");
+        assert_counts(&node.env, &Path::new(DATA).join("buckets").join(BUCKET).join(&r.file), &facts);
+    }
+}
+
+/// The file passes the format's own check, and what it says of itself agrees with a recount.
+fn assert_counts(env: &Env, path: &Path, facts: &Facts) {
+    let open = || env.storage.open(path, OpenMode::Read).unwrap();
+    let report = check::check(open(), path, check::Depth::Newest).unwrap();
+    assert!(report.is_whole(), "{}: {:?}", path.display(), report.damage);
+    let couch = Couch::open(open(), path, Mode::Strict).unwrap();
+    let (mut prepares, mut bytes) = (0, 0);
+    let _ = couch
+        .changes_since(0, |info| {
+            prepares += u64::from(info.id[0] == 2 && !info.deleted);
+            bytes += info.body_size + (info.id.len() + info.rev_meta.len()) as u64;
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(prepares, facts.on_disk_prepares);
+    if couch.header().update_seq == 0 {
+        return;
+    }
+    let stats = couch.local(CollectionStats::id(CollectionId(0)).as_bytes()).unwrap().expect("counts");
+    let expected =
+        CollectionStats { item_count: facts.items, high_seqno: couch.header().update_seq, disk_bytes: bytes };
+    assert_eq!(CollectionStats::decode(&stats).unwrap(), expected);
+}
+
+/// A workload: `rounds` rounds of changes in random vBuckets, with flushes at random moments. Never panics on errors, as
+/// the power may go at any time.
+pub fn work(env: &Env, seed: u64, rounds: u64) -> History {
+    let mut history = History::default();
+    let Ok(node) = Node::start(env, seed) else { return history };
+    history.bucket_made = true;
+    work_on(&node, seed, rounds, &mut history);
+    history
+}
+
+pub fn work_on(node: &Node, seed: u64, rounds: u64, history: &mut History) {
+    let mut dice = Dice(seed);
+    let mut prepared: BTreeMap<(u16, String), (Seqno, Vec<u8>)> = BTreeMap::new();
+    for round in 0..rounds {
+        let vb = dice.below(u64::from(VBS)) as u16;
+        let key = format!("k{}", dice.below(6));
+        let value = format!("{round}-{}", "x".repeat(dice.below(40) as usize)).into_bytes();
+        let pending = prepared.get(&(vb, key.clone())).cloned();
+        let item = match (dice.below(10), pending) {
+            (0..5, Some((seqno, value))) => {
+                prepared.remove(&(vb, key.clone()));
+                node.put(vb, &key, Some(&value), Kind::Committed { prepared: Some(seqno) })
+            }
+            (5..7, Some((seqno, _))) => {
+                prepared.remove(&(vb, key.clone()));
+                node.put(vb, &key, None, Kind::Abort { prepared: seqno })
+            }
+            (_, Some(_)) => continue,
+            (0..6, None) => node.set(vb, &key, &value),
+            (6..8, None) => node.put(vb, &key, None, Kind::Committed { prepared: None }),
+            (_, None) => {
+                let item = node.put(vb, &key, Some(&value), Kind::Prepare { level: Level::PersistMajority });
+                prepared.insert((vb, key.clone()), (item.meta.seqno, value));
+                item
+            }
+        };
+        history.changes.entry(vb).or_default().push(item);
+        for _ in 0..dice.below(3) {
+            node.stepper.step();
+        }
+    }
+    node.run();
+    for vb in 0..VBS {
+        history.durable.insert(vb, node.durable(vb));
+    }
+}
+
+/// SplitMix64: small, and the same everywhere.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ z >> 31) % n
+    }
+}
+
+/// Names the seed of a loop's round when that round panics.
+pub struct Seed(pub u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failing seed: {}", self.0);
+        }
+    }
+}
