@@ -1,1 +1,288 @@
+//! The front end: sockets, worker threads and the connection table. It turns bytes into commands, runs them against the
+//! engine and sends what comes back, now or later.
+//!
+//! ```text
+//!     listener ──▶ table (a slot) ──▶ worker's mailbox ──▶ worker: event loop ──▶ commands ──▶ engine
+//!                                          ▲                                                     │
+//!                                          └──────────────── answers that had to wait ◀──────────┘
+//! ```
+//!
+//! A connection stays with its worker for life, so nothing of it is shared or locked. A worker never waits: what cannot
+//! be answered at once is remembered with all that is needed to answer it, and finished by a letter. The front end does
+//! not know files, seqnos' order or what durable means; that is the engine's.
+
 #![forbid(unsafe_code)]
+
+pub mod auth;
+mod buffer;
+pub mod cluster;
+mod commands;
+mod connection;
+pub mod counts;
+mod errors;
+mod listener;
+mod mailbox;
+mod table;
+mod worker;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Release};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use engine::Engine;
+use env::Env;
+use mio::{Poll, Waker};
+use parking_lot::Mutex;
+use scheduler::Pools;
+
+pub use connection::{Info as ConnectionInfo, Names as ConnectionNames};
+pub use counts::METRICS;
+
+use auth::Users;
+use cluster::Cluster;
+use counts::{ErrorCounts, OpTimings};
+use listener::Listener;
+use mailbox::{Letter, Mailbox};
+use table::{Slot, Table};
+use worker::{WAKE, Worker};
+
+/// How the front end is set up.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Port 0 picks a free one.
+    pub listen: SocketAddr,
+    /// Event loops; 0: one a core.
+    pub workers: usize,
+    /// Slots of the connection table.
+    pub connections_max: u32,
+    /// A bucket for clients that do not authenticate. The caller has made sure that this is wanted.
+    pub open_bucket: Option<String>,
+    /// What VERSION answers.
+    pub version: String,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            listen: SocketAddr::from(([127, 0, 0, 1], 11210)),
+            workers: 0,
+            connections_max: 10_000,
+            open_bucket: None,
+            version: concat!(env!("CARGO_PKG_VERSION"), "-settee").to_owned(),
+        }
+    }
+}
+
+/// Groups of statistics that the front end cannot tell by itself. Called on a worker thread: must not wait.
+pub trait StatProvider: Send + Sync {
+    /// Emits the entries of `group`. False: there is no such group here, ask elsewhere.
+    fn stats(&self, group: &str, arguments: &str, bucket: Option<&str>, emit: &mut dyn FnMut(&str, &str)) -> bool;
+    /// Zeroes what can be zeroed.
+    fn reset(&self) {}
+}
+
+/// No groups.
+impl StatProvider for () {
+    fn stats(&self, _: &str, _: &str, _: Option<&str>, _: &mut dyn FnMut(&str, &str)) -> bool {
+        false
+    }
+}
+
+/// The parts a front end stands on.
+pub struct Parts {
+    pub env: Env,
+    /// For what takes long: making and deleting buckets.
+    pub pools: Arc<Pools>,
+    pub engine: Arc<Engine>,
+    pub users: Arc<Users>,
+    /// Makes the cluster's view once the port is known.
+    pub cluster: Box<dyn FnOnce(SocketAddr) -> Arc<Cluster>>,
+    pub stats: Arc<dyn StatProvider>,
+}
+
+/// What all workers share.
+pub(crate) struct Shared {
+    pub env: Env,
+    pub options: Options,
+    pub engine: Arc<Engine>,
+    pub users: Arc<Users>,
+    pub cluster: Arc<Cluster>,
+    pub stats: Arc<dyn StatProvider>,
+    pub table: Table,
+    pub errors: ErrorCounts,
+    pub pools: Arc<Pools>,
+    pub started: Duration,
+    pub stopping: AtomicBool,
+    /// Of requests without a bucket.
+    pub unbound: Arc<OpTimings>,
+    me: Weak<Shared>,
+    mailboxes: Vec<Arc<Mailbox>>,
+    listener: Waker,
+    timings: Mutex<HashMap<String, Arc<OpTimings>>>,
+}
+
+impl Shared {
+    pub fn now(&self) -> Duration {
+        self.env.clock.monotonic()
+    }
+
+    pub fn release(&self, slot: Slot) {
+        if self.table.release(slot) {
+            self.wake_listener();
+        }
+    }
+
+    fn wake_listener(&self) {
+        if let Err(error) = self.listener.wake() {
+            panic!("waking the listener: {error}");
+        }
+    }
+
+    pub fn me(&self) -> Arc<Shared> {
+        self.me.upgrade().expect("borrowed from the very thing")
+    }
+
+    /// Sorted.
+    pub fn bucket_names(&self) -> Vec<String> {
+        self.engine.list().iter().map(|bucket| bucket.name().to_owned()).collect()
+    }
+
+    /// Ends the connections to a bucket that was deleted.
+    pub fn forget_bucket(&self, name: &str) {
+        self.timings.lock().remove(name);
+        counts::OP_DURATION.forget("bucket", name);
+        self.cluster.changed();
+        let name: Arc<str> = name.into();
+        self.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::BucketGone { name: name.clone() }));
+    }
+
+    /// The histograms of a bucket.
+    pub fn timings_of(&self, bucket: &str) -> Arc<OpTimings> {
+        let mut timings = self.timings.lock();
+        if let Some(found) = timings.get(bucket) {
+            return found.clone();
+        }
+        let made = Arc::new(OpTimings::of_bucket(bucket));
+        timings.insert(bucket.to_owned(), made.clone());
+        made
+    }
+}
+
+/// A running front end. Dropped without [`FrontEnd::drain`] it drains with no patience at all.
+pub struct FrontEnd {
+    local_addr: SocketAddr,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Binds and starts serving.
+///
+/// # Errors
+/// The address cannot be bound (it is in the text), or a thread or event queue cannot be had.
+pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
+    let socket = listener::bind(options.listen)?;
+    let local_addr = socket.local_addr()?;
+    let workers = match options.workers {
+        0 => thread::available_parallelism().map_or(1, usize::from),
+        n => n,
+    };
+    let listener_poll = Poll::new()?;
+    let polls = (0..workers).map(|_| Poll::new()).collect::<io::Result<Vec<Poll>>>()?;
+    let mailbox = |poll: &Poll| Ok(Arc::new(Mailbox::new(Waker::new(poll.registry(), WAKE)?)));
+    let mailboxes = polls.iter().map(mailbox).collect::<io::Result<Vec<_>>>()?;
+    let listener = Waker::new(listener_poll.registry(), WAKE)?;
+    let shared = Arc::new_cyclic(|me| Shared {
+        table: Table::new(workers, options.connections_max.max(workers as u32)),
+        errors: ErrorCounts::default(),
+        pools: parts.pools,
+        started: parts.env.clock.monotonic(),
+        stopping: AtomicBool::new(false),
+        unbound: Arc::new(OpTimings::of_bucket("")),
+        me: me.clone(),
+        mailboxes,
+        listener,
+        timings: Mutex::new(HashMap::new()),
+        env: parts.env,
+        options,
+        engine: parts.engine,
+        users: parts.users,
+        cluster: (parts.cluster)(local_addr),
+        stats: parts.stats,
+    });
+    let mut front_end = FrontEnd { local_addr, shared: shared.clone(), threads: Vec::new() };
+    for (n, poll) in polls.into_iter().enumerate() {
+        let worker = Worker::new(poll, shared.clone(), shared.mailboxes[n].clone());
+        front_end.threads.push(thread::Builder::new().name(format!("kv-worker-{n}")).spawn(|| worker.run())?);
+    }
+    // From here on every slot has a worker to serve it.
+    let listener = Listener { poll: listener_poll, socket, shared };
+    front_end.threads.push(thread::Builder::new().name("kv-listener".to_owned()).spawn(|| listener.run())?);
+    Ok(front_end)
+}
+
+impl FrontEnd {
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.shared.cluster
+    }
+
+    /// To be called after a bucket was deleted by other means than this port: ends the connections to it.
+    pub fn forget_bucket(&self, name: &str) {
+        self.shared.forget_bucket(name);
+    }
+
+    /// Connections open now.
+    pub fn connection_count(&self) -> u32 {
+        self.shared.table.active()
+    }
+
+    /// Visits every open connection.
+    pub fn walk_connections(&self, visit: impl FnMut(&ConnectionInfo)) {
+        self.shared.table.walk(visit);
+    }
+
+    /// Stops accepting, lets requests under way finish, sends what is to be sent and closes, all within `patience`.
+    /// The engine must go on meanwhile: durable writes are waited for.
+    pub fn drain(mut self, patience: Duration) {
+        self.stop(patience);
+    }
+
+    fn stop(&mut self, patience: Duration) {
+        self.shared.stopping.store(true, Release);
+        self.shared.wake_listener();
+        let until = self.shared.now() + patience;
+        // The listener first: after it no connection is new.
+        if let Some(listener) = self.threads.pop() {
+            join(listener);
+        }
+        for mailbox in &self.shared.mailboxes {
+            mailbox.post(Letter::Drain { until });
+        }
+        for worker in self.threads.drain(..) {
+            join(worker);
+        }
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    let name = thread.thread().name().unwrap_or("a thread").to_owned();
+    if thread.join().is_err() {
+        tracing::error!("{name} panicked");
+    }
+}
+
+impl Drop for FrontEnd {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.stop(Duration::ZERO);
+        }
+    }
+}

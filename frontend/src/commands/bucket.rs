@@ -1,0 +1,188 @@
+//! Commands on buckets as a whole: making, deleting and emptying them, and the states of their vBuckets.
+
+use engine::{Bucket, Waiter};
+use persist::{BucketSpec, StoreError};
+use scheduler::PoolKind;
+use types::{BucketUuid, VbId, VbState};
+use wire::Status;
+use wire::kv::{CreateBucket, DeleteBucket, SetVbucket};
+
+use super::{Context, Refusal, einval, no_such_vbucket, not_supported};
+use crate::Shared;
+use crate::cluster::BucketShape;
+use crate::mailbox::{Answer, JobReply, Letter};
+
+/// Of a bucket created without saying how many.
+const VBUCKETS_DEFAULT: u16 = 1024;
+/// Of a bucket created without saying how much.
+const QUOTA_BYTES_DEFAULT: u64 = 256 << 20;
+
+/// What of a bucket shows in its configuration.
+pub(crate) fn shape(bucket: &Bucket) -> BucketShape {
+    let BucketSpec { name, uuid, vbuckets, replicas, .. } = bucket.spec();
+    BucketShape { name: name.clone(), uuid: format!("{:032x}", uuid.0), vbuckets: *vbuckets, replicas: *replicas }
+}
+
+impl Context<'_> {
+    pub(super) fn list_buckets(&mut self) -> Result<(), Refusal> {
+        let visible =
+            |name: &str| self.session.identity.is_some() || self.shared.options.open_bucket.as_deref() == Some(name);
+        let names: Vec<String> = self.shared.bucket_names().into_iter().filter(|name| visible(name)).collect();
+        self.value(Default::default(), names.join(" ").as_bytes())
+    }
+
+    pub(super) fn create_bucket(&mut self, create: &CreateBucket<'_>) -> Result<(), Refusal> {
+        let (Ok(name), Ok(config)) = (std::str::from_utf8(create.name), std::str::from_utf8(create.config)) else {
+            return einval("a bucket's name and configuration are text");
+        };
+        let uuid = u128::from(self.shared.env.rng.u64()) << 64 | u128::from(self.shared.env.rng.u64());
+        let spec = parse_spec(name, config, BucketUuid(uuid)).map_err(|what| (Status::Einval, what))?;
+        self.job("create_bucket", move |shared| {
+            shared.engine.create_bucket(spec).map_err(refused)?;
+            shared.cluster.changed();
+            Ok(JobReply::default())
+        });
+        Ok(())
+    }
+
+    pub(super) fn delete_bucket(&mut self, delete: &DeleteBucket<'_>) -> Result<(), Refusal> {
+        let Ok(name) = std::str::from_utf8(delete.name) else { return einval("a bucket's name is text") };
+        let name = name.to_owned();
+        self.job("delete_bucket", move |shared| {
+            shared.engine.delete_bucket(&name).map_err(refused)?;
+            shared.forget_bucket(&name);
+            Ok(JobReply::default())
+        });
+        Ok(())
+    }
+
+    /// Does something that takes long elsewhere; the reply comes when it is done.
+    fn job(&mut self, name: &'static str, work: impl FnOnce(&Shared) -> Result<JobReply, Refusal> + Send + 'static) {
+        let ticket = self.ticket();
+        let (mailbox, shared) = (self.mailbox.clone(), self.shared.me());
+        self.wait(ticket, true);
+        self.shared.pools.execute(PoolKind::Background, name, move || {
+            let answer = Answer::Job(work(&shared));
+            mailbox.post(Letter::Answer { ticket, answer });
+        });
+    }
+
+    /// Old memcached clients expect to be able to; others only where the bucket allows it.
+    pub(super) fn flush(&mut self, delay_s: u32) -> Result<(), Refusal> {
+        let bucket = self.bucket()?.bucket.clone();
+        if self.session.greeted && !bucket.spec().flush_enabled {
+            return not_supported("flushing this bucket");
+        }
+        if delay_s > 0 {
+            return not_supported("a delayed flush");
+        }
+        let ticket = self.ticket();
+        self.wait(ticket, true);
+        bucket.flush(Waiter::new(self.mailbox.clone(), ticket));
+        Ok(())
+    }
+
+    pub(super) fn get_vbucket(&mut self, vb: VbId) -> Result<(), Refusal> {
+        let state = self.bucket()?.bucket.vb_state(vb).ok_or_else(|| no_such_vbucket(vb))?;
+        self.value(Default::default(), &(state as u32).to_be_bytes())
+    }
+
+    pub(super) fn set_vbucket(&mut self, vb: VbId, set: &SetVbucket<'_>) -> Result<(), Refusal> {
+        let bucket = self.bucket()?.bucket.clone();
+        let topology = match set.meta {
+            b"" => None,
+            meta => topology(meta)?,
+        };
+        if topology.is_some() && set.state != VbState::Active {
+            return einval("only an active vBucket has a topology");
+        }
+        match bucket.set_vb_state(vb, set.state, topology) {
+            Ok(()) => self.done(),
+            Err(error) => Err(crate::errors::of_op(&error)),
+        }
+    }
+
+    pub(super) fn del_vbucket(&mut self, _: VbId) -> Result<(), Refusal> {
+        not_supported("deleting a vBucket")
+    }
+
+    /// Traffic is always on: a bucket is warm before it can be selected.
+    pub(super) fn traffic(&mut self) -> Result<(), Refusal> {
+        self.bucket()?;
+        match self.call.opcode {
+            Some(wire::Opcode::EnableTraffic) => self.done(),
+            _ => not_supported("switching traffic off"),
+        }
+    }
+}
+
+type Topology = Vec<Vec<Option<String>>>;
+
+fn topology(meta: &[u8]) -> Result<Option<Topology>, Refusal> {
+    let wrong = || (Status::Einval, "the value is JSON such as {\"topology\":[[\"n1\",null]]}".to_owned());
+    let meta: serde_json::Value = serde_json::from_slice(meta).map_err(|_| wrong())?;
+    match meta.get("topology") {
+        None => Ok(None),
+        Some(topology) => serde_json::from_value(topology.clone()).map(Some).map_err(|_| wrong()),
+    }
+}
+
+/// Reads `module NUL key=value;key=value`. Keys that say nothing to this server are passed over: such configurations
+/// are written for another one and carry all its settings.
+fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, String> {
+    let pairs = config.split_once('\0').map_or("", |(_, pairs)| pairs);
+    let mut spec = BucketSpec {
+        name: name.to_owned(),
+        uuid,
+        vbuckets: VBUCKETS_DEFAULT,
+        replicas: 0,
+        quota_bytes: QUOTA_BYTES_DEFAULT,
+        flush_enabled: false,
+    };
+    for (key, value) in pairs.split(';').filter_map(|pair| pair.split_once('=')) {
+        let wrong = |_| format!("{key}={value} is not a number that fits");
+        match key.trim() {
+            "max_vbuckets" => spec.vbuckets = value.trim().parse().map_err(wrong)?,
+            "max_size" => spec.quota_bytes = value.trim().parse().map_err(wrong)?,
+            "replicas" => spec.replicas = value.trim().parse().map_err(wrong)?,
+            "flush_enabled" => spec.flush_enabled = value.trim() == "true",
+            _ => {}
+        }
+    }
+    spec.check().map_err(|e| e.to_string())?;
+    Ok(spec)
+}
+
+fn refused(error: StoreError) -> Refusal {
+    let status = match &error {
+        StoreError::BucketExists(_) => Status::KeyEexists,
+        StoreError::NoSuchBucket(_) => Status::KeyEnoent,
+        StoreError::BadName(_) | StoreError::BadSpec { .. } => Status::Einval,
+        _ => Status::Etmpfail,
+    };
+    (status, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_configuration_of_another_server_is_read_as_far_as_it_matters() {
+        let config = "ep.so\0max_size=1048576;max_vbuckets=64;backend=couchdb;replicas=1;flush_enabled=true;x";
+        let spec = parse_spec("b", config, BucketUuid(1)).unwrap();
+        assert_eq!((spec.vbuckets, spec.replicas, spec.quota_bytes, spec.flush_enabled), (64, 1, 1 << 20, true));
+        assert_eq!(parse_spec("b", "default_engine.so", BucketUuid(1)).unwrap().vbuckets, 1024);
+        for (name, config) in [("a/b", "x\0"), ("b", "x\0max_vbuckets=1000"), ("b", "x\0max_vbuckets=-1")] {
+            assert!(parse_spec(name, config, BucketUuid(1)).is_err(), "{name} {config:?}");
+        }
+    }
+
+    #[test]
+    fn a_topology_is_a_list_of_chains_with_holes() {
+        let chains = topology(br#"{"topology":[["n1",null]],"use_snapshot":"x"}"#).unwrap();
+        assert_eq!(chains, Some(vec![vec![Some("n1".to_owned()), None]]));
+        assert_eq!(topology(b"{}").unwrap(), None);
+        assert!(topology(br#"{"topology":[1]}"#).is_err() && topology(b"nonsense").is_err());
+    }
+}

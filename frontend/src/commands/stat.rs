@@ -1,0 +1,109 @@
+//! STAT: one reply frame an entry, then an empty one. All of them are written in one go, so nothing can come between.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use wire::Status;
+use wire::kv::Stat;
+
+use super::{Context, Refusal};
+use crate::Shared;
+use crate::counts;
+
+type Lines = Vec<(String, String)>;
+
+impl Context<'_> {
+    pub(super) fn stat(&mut self, stat: &Stat<'_>) -> Result<(), Refusal> {
+        let group = String::from_utf8_lossy(stat.group);
+        let group = group.trim();
+        let lines = match group {
+            "" => self.general(),
+            "reset" => {
+                self.shared.stats.reset();
+                Lines::new()
+            }
+            "connections" => connections(self.shared),
+            _ => self.group(group)?,
+        };
+        for (name, value) in &lines {
+            let mut reply = self.blank(Status::Success);
+            // Names and values are ours; the cut keeps even a foolish one from breaking the frame.
+            reply.key = &name.as_bytes()[..name.len().min(250)];
+            reply.value = (value.as_bytes(), &[]);
+            reply.server_duration = self.duration_code(self.took());
+            reply.encode(self.out);
+        }
+        self.done()
+    }
+
+    /// A group of the bucket, or one that somebody else knows.
+    fn group(&self, group: &str) -> Result<Lines, Refusal> {
+        let bucket = self.session.selected.as_ref();
+        if let Some(lines) = bucket.and_then(|selected| selected.bucket.stats(group)) {
+            return Ok(lines);
+        }
+        let (name, arguments) = group.split_once(' ').unwrap_or((group, ""));
+        let mut lines = Lines::new();
+        let mut emit = |name: &str, value: &str| lines.push((name.to_owned(), value.to_owned()));
+        let known = self.shared.stats.stats(name, arguments.trim(), bucket.map(|s| &*s.shape.name), &mut emit);
+        match (known, bucket) {
+            (true, _) => Ok(lines),
+            (false, Some(_)) => Err((Status::KeyEnoent, format!("there is no group of statistics {name:?}"))),
+            (false, None) => Err((Status::NoBucket, "statistics of a bucket need one selected".to_owned())),
+        }
+    }
+
+    fn general(&self) -> Lines {
+        let shared = self.shared;
+        let mut lines = Lines::new();
+        let mut put = |name: &str, value: String| lines.push((name.to_owned(), value));
+        put("pid", std::process::id().to_string());
+        put("uptime", (shared.now() - shared.started).as_secs().to_string());
+        put("time", shared.env.clock.unix_s().to_string());
+        put("version", shared.options.version.clone());
+        put("pointer_size", usize::BITS.to_string());
+        put("threads", shared.mailboxes.len().to_string());
+        put("curr_connections", shared.table.active().to_string());
+        put("max_connections", shared.table.capacity().to_string());
+        for (name, counter) in [
+            ("total_connections", &counts::TOTAL_CONNECTIONS),
+            ("auth_errors", &counts::AUTH_ERRORS),
+            ("bytes_read", &counts::BYTES_READ),
+            ("bytes_written", &counts::BYTES_WRITTEN),
+            ("cmd_get", &counts::CMD_GET),
+            ("cmd_set", &counts::CMD_SET),
+            ("get_hits", &counts::GET_HITS),
+            ("get_misses", &counts::GET_MISSES),
+        ] {
+            put(name, counter.get().to_string());
+        }
+        let bucket = self.session.selected.as_ref();
+        lines.extend(bucket.and_then(|selected| selected.bucket.stats("")).unwrap_or_default());
+        let mut emit = |name: &str, value: &str| lines.push((name.to_owned(), value.to_owned()));
+        shared.stats.stats("", "", bucket.map(|s| &*s.shape.name), &mut emit);
+        lines
+    }
+}
+
+/// One line a connection: its id and what is known of it, as JSON.
+fn connections(shared: &Shared) -> Lines {
+    let now = shared.now();
+    let mut lines = Lines::new();
+    shared.table.walk(|info| {
+        let names = info.names.lock().clone();
+        let idle = now.saturating_sub(Duration::from_millis(info.last_request.load(Relaxed)));
+        let line = serde_json::json!({
+            "peer": info.peer.to_string(),
+            "user": names.user.as_deref(),
+            "bucket": names.bucket,
+            "agent": names.agent,
+            "age_s": now.saturating_sub(info.since).as_secs(),
+            "idle_s": idle.as_secs(),
+            "requests": info.requests.load(Relaxed),
+            "in_flight": info.in_flight.load(Relaxed),
+            "bytes_queued": info.bytes_queued.load(Relaxed),
+        });
+        lines.push((format!("{}.{}", info.slot.index, info.slot.generation), line.to_string()));
+    });
+    lines
+}

@@ -1,0 +1,237 @@
+//! A real server on a free port over a temporary directory, and a client that says exactly what a test wants.
+
+#![allow(dead_code)]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use engine::Engine;
+use env::Env;
+use frontend::auth::scram::{Client as Scram, Hash};
+use frontend::auth::{Role, Users};
+use frontend::cluster::Cluster;
+use frontend::{FrontEnd, Options, Parts};
+use persist::{BucketSpec, Store};
+use scheduler::{PoolConfig, Pools};
+use types::BucketUuid;
+use wire::client::RequestFrame;
+use wire::{Feature, Frame, FrameReader, Next, Opcode, Side, Status};
+
+pub const USER: &str = "Administrator";
+pub const PASSWORD: &str = "password";
+
+pub struct Server {
+    pub front_end: Option<FrontEnd>,
+    pub engine: Arc<Engine>,
+    pub addr: SocketAddr,
+    _dir: tempfile::TempDir,
+}
+
+pub fn spec(name: &str, uuid: u128) -> BucketSpec {
+    BucketSpec {
+        name: name.to_owned(),
+        uuid: BucketUuid(uuid),
+        vbuckets: 16,
+        replicas: 0,
+        quota_bytes: 256 << 20,
+        flush_enabled: false,
+    }
+}
+
+impl Server {
+    pub fn start() -> Server {
+        Server::with(|_| ())
+    }
+
+    pub fn open() -> Server {
+        Server::with(|options| options.open_bucket = Some("default".to_owned()))
+    }
+
+    pub fn with(change: impl FnOnce(&mut Options)) -> Server {
+        let dir = tempfile::tempdir().unwrap();
+        let env: Env = env::os::env();
+        let pools = Pools::start(&env, &PoolConfig::default());
+        let store = Store::open(&env, &pools, dir.path(), persist::Options::default()).unwrap();
+        let engine = Arc::new(Engine::new(&env, &pools, store, engine::Options::default()));
+        engine.warm_up().unwrap();
+        engine.create_bucket(spec("default", 1)).unwrap();
+        engine.create_bucket(BucketSpec { replicas: 1, ..spec("replicated", 2) }).unwrap();
+        let users = Users::in_memory(&env).with_iterations(0);
+        users.set(USER, PASSWORD, Role::Admin).unwrap();
+        users.set("reader", "reader", Role::Data).unwrap();
+        let mut options = Options { listen: ([127, 0, 0, 1], 0).into(), workers: 2, ..Options::default() };
+        change(&mut options);
+        let parts = Parts {
+            env,
+            pools,
+            engine: engine.clone(),
+            users: Arc::new(users),
+            cluster: Box::new(|addr| Arc::new(Cluster::new("cafe", None, addr.port(), 8091, 1))),
+            stats: Arc::new(()),
+        };
+        let front_end = frontend::serve(options, parts).unwrap();
+        Server { addr: front_end.local_addr(), front_end: Some(front_end), engine, _dir: dir }
+    }
+
+    pub fn connect(&self) -> Client {
+        Client::connect(self.addr)
+    }
+
+    /// A connection as a current SDK sets it up, on bucket "default".
+    pub fn sdk(&self) -> Client {
+        self.sdk_with(SDK_FEATURES)
+    }
+
+    pub fn sdk_with(&self, features: &[u16]) -> Client {
+        let mut client = self.connect();
+        client.hello(features);
+        client.scram(Hash::Sha512, USER, PASSWORD).unwrap();
+        assert_eq!(client.call(RequestFrame { key: b"default", ..new(Opcode::SelectBucket) }).status, Status::Success);
+        client
+    }
+}
+
+/// What the Python SDK asks for, plus the collections it always uses.
+pub const SDK_FEATURES: &[u16] =
+    &[0x03, 0x06, 0x07, 0x08, 0x0b, 0x10, 0x0f, 0x11, 0x15, 0x12, 0x17, 0x14, 0x1c, 0x21, 0x0e, 0x1e, 0x0a, 0x04];
+
+pub fn new<'a>(opcode: Opcode) -> RequestFrame<'a> {
+    RequestFrame::new(opcode)
+}
+
+/// A reply, out of its buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Got {
+    pub magic: u8,
+    pub opcode: u8,
+    pub status: Status,
+    pub opaque: u32,
+    pub cas: u64,
+    pub datatype: u8,
+    pub framing: Vec<u8>,
+    pub extras: Vec<u8>,
+    pub key: Vec<u8>,
+    pub value: Vec<u8>,
+}
+
+impl Got {
+    fn of(frame: &Frame<'_>) -> Got {
+        Got {
+            magic: frame.header.magic as u8,
+            opcode: frame.header.opcode,
+            status: wire::client::status(frame).unwrap(),
+            opaque: frame.header.opaque,
+            cas: frame.header.cas,
+            datatype: frame.header.datatype,
+            framing: frame.framing_extras.to_vec(),
+            extras: frame.extras.to_vec(),
+            key: frame.key.to_vec(),
+            value: frame.value.to_vec(),
+        }
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.value).unwrap_or_else(|e| panic!("{e}: {self:?}"))
+    }
+
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.value).unwrap()
+    }
+}
+
+pub struct Client {
+    pub stream: TcpStream,
+    buffer: Vec<u8>,
+    opaque: u32,
+}
+
+impl Client {
+    pub fn connect(addr: SocketAddr) -> Client {
+        let stream = TcpStream::connect(addr).unwrap();
+        stream.set_nodelay(true).unwrap();
+        // Only so that a test that would hang fails instead.
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        Client { stream, buffer: Vec::new(), opaque: 0 }
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// The next frame; `None`: the server closed.
+    pub fn try_recv(&mut self) -> Option<Got> {
+        let reader = FrameReader::new(Side::Client);
+        loop {
+            if let Next::Frame(frame) = reader.next(&self.buffer).unwrap() {
+                let (got, len) = (Got::of(&frame), frame.frame_len());
+                self.buffer.drain(..len);
+                return Some(got);
+            }
+            let mut chunk = [0; 64 * 1024];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return None,
+                Ok(count) => self.buffer.extend_from_slice(&chunk[..count]),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => panic!("reset instead of closed"),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    pub fn recv(&mut self) -> Got {
+        self.try_recv().expect("the server closed the connection")
+    }
+
+    /// Sends a request and takes the next reply, which must be its.
+    pub fn call(&mut self, mut request: RequestFrame<'_>) -> Got {
+        self.opaque += 1;
+        request.opaque = self.opaque;
+        self.send(&request.to_bytes());
+        let got = self.recv();
+        assert_eq!((got.opcode, got.opaque), (request.opcode, request.opaque), "{got:?}");
+        got
+    }
+
+    pub fn hello(&mut self, features: &[u16]) -> Vec<u16> {
+        let value = wire::client::hello_value(features);
+        let got = self.call(RequestFrame { key: b"{\"a\":\"test/1\"}", value: &value, ..new(Opcode::Hello) });
+        assert_eq!(got.status, Status::Success);
+        assert_eq!(got.magic, 0x81);
+        got.value.chunks(2).map(|c| u16::from_be_bytes([c[0], c[1]])).collect()
+    }
+
+    /// The status of the last message, if it was not success.
+    pub fn scram(&mut self, hash: Hash, user: &str, password: &str) -> Result<(), Status> {
+        let mut scram = Scram::with_nonce(hash, user, password, "0xffffffe9 0x08 0x7f".to_owned());
+        let key = hash.mechanism().as_bytes();
+        let got = self.call(RequestFrame { key, value: &scram.first(), ..new(Opcode::SaslAuth) });
+        if got.status != Status::AuthContinue {
+            return Err(got.status);
+        }
+        let last = scram.respond(&got.value).unwrap();
+        let got = self.call(RequestFrame { key, value: &last, ..new(Opcode::SaslStep) });
+        if got.status != Status::Success {
+            return Err(got.status);
+        }
+        assert!(scram.verify(&got.value), "the server proves that it knows the password");
+        Ok(())
+    }
+
+    pub fn set(&mut self, key: &[u8], value: &[u8]) -> Got {
+        let extras = wire::client::store_extras(0x0200_0006, 0);
+        self.call(RequestFrame { extras: &extras, key, value, ..new(Opcode::Set) })
+    }
+
+    pub fn get(&mut self, key: &[u8]) -> Got {
+        self.call(RequestFrame { key, ..new(Opcode::Get) })
+    }
+
+    pub fn noop(&mut self) -> Got {
+        self.call(new(Opcode::Noop))
+    }
+}
+
+pub fn features(features: &[Feature]) -> Vec<u16> {
+    features.iter().map(|f| *f as u16).collect()
+}
