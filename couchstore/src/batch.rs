@@ -43,7 +43,8 @@ pub struct CommitOutcome {
 /// 1. The couch keeps its header until [`Batch::commit`] has succeeded; a batch that is dropped or fails leaves only
 ///    bytes that no header refers to.
 /// 2. No two documents of a batch have the same id, or the same seqno.
-/// 3. Any failed write or sync closes the couch to further batches: what the file holds then is not known.
+/// 3. Once a save or a write has failed, the batch cannot be committed any more.
+/// 4. Any failed write or sync closes the couch to further batches: what the file holds then is not known.
 pub struct Batch<'a> {
     couch: &'a mut Couch,
     header: Header,
@@ -51,6 +52,8 @@ pub struct Batch<'a> {
     docs: Vec<DocInfo>,
     replaced: Vec<Option<DocInfo>>,
     locals: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    /// A save failed, so part of what was put is gone.
+    spoilt: bool,
 }
 
 impl<'a> Batch<'a> {
@@ -61,7 +64,7 @@ impl<'a> Batch<'a> {
         let header = couch.next_header();
         let end = couch.source.size()?;
         let out = Appender::new(couch.source.clone(), header.version.checksum(), end);
-        Ok(Batch { couch, header, out, docs: Vec::new(), replaced: Vec::new(), locals: BTreeMap::new() })
+        Ok(Batch { couch, header, out, docs: Vec::new(), replaced: Vec::new(), locals: BTreeMap::new(), spoilt: false })
     }
 
     /// Adds a document. An error of kind [`Error::Limit`] or [`Error::Refused`] leaves the batch as it was.
@@ -134,6 +137,7 @@ impl<'a> Batch<'a> {
     /// The nodes of the shape so far become garbage, so the more often, the larger the file.
     pub fn save(&mut self) -> Result<()> {
         let saved = self.apply().and_then(|()| self.out.flush());
+        self.spoilt |= saved.is_err();
         self.poison_if_failed(saved)
     }
 
@@ -154,6 +158,9 @@ impl<'a> Batch<'a> {
 
     /// Changes the trees by what was put since the last time.
     fn apply(&mut self) -> Result<()> {
+        if self.spoilt {
+            return Err(Error::Refused("an earlier save of this batch failed; start another"));
+        }
         let docs = std::mem::take(&mut self.docs);
         if !docs.is_empty() {
             self.apply_docs(&docs)?;

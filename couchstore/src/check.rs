@@ -66,17 +66,18 @@ impl Report {
     }
 }
 
-/// Checks the file; damage goes into the report, and only failing to read is an error. A file without any header that
+/// Checks the file; damage goes into the report. Failing to read, encryption and an unknown version are errors. A file without any header that
 /// can be read has a report without headers.
 pub fn check(file: Arc<dyn File>, path: &Path, depth: Depth) -> Result<Report> {
     let mut report = Report::default();
     let newest = match Couch::open(file.clone(), path, Mode::Strict) {
         Ok(couch) => Some(couch),
+        Err(e) if !e.is_damage() => return Err(e),
         Err(e) => {
             report.add(None, e)?;
             match Couch::open(file.clone(), path, Mode::Recovery) {
                 Ok(couch) => Some(couch),
-                Err(e @ Error::Io { .. }) => return Err(e),
+                Err(e) if !e.is_damage() => return Err(e),
                 Err(_) => None,
             }
         }

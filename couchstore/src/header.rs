@@ -148,15 +148,11 @@ impl Header {
             let found = version.checksum().of(body);
             return Err(Error::Checksum { path: source.path.clone(), offset: at, found, expected: crc });
         }
-        Header::decode_fields(&mut fields, at, version)
-            .and_then(|header| {
-                match fields.0 {
-                    [] => Some(header),
-                    _ => None,
-                }
-                .ok_or("a header's length does not match its parts")
-            })
-            .map_err(corrupt)
+        let header = Header::decode_fields(&mut fields, at, version).map_err(corrupt)?;
+        if !fields.0.is_empty() {
+            return Err(corrupt("a header longer than its parts"));
+        }
+        Ok(header)
     }
 
     fn decode_fields(fields: &mut Fields<'_>, at: u64, version: Version) -> Result<Header, &'static str> {

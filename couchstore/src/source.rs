@@ -129,18 +129,20 @@ impl Source {
 /// 1. Nothing below the position it started at is ever touched.
 /// 2. Every block it begins starts with the data marker.
 /// 3. What it has not flushed cannot be read back: see [`Appender::flush`].
+/// 4. After a failed write it refuses everything: what it would write next belongs behind bytes that may be missing.
 pub(crate) struct Appender {
     source: Source,
     checksum: Checksum,
     /// Where `held[0]` goes.
     from: u64,
     held: Vec<u8>,
+    broken: bool,
     encoder: snap::raw::Encoder,
 }
 
 impl Appender {
     pub fn new(source: Source, checksum: Checksum, at: u64) -> Appender {
-        Appender { source, checksum, from: at, held: Vec::new(), encoder: snap::raw::Encoder::new() }
+        Appender { source, checksum, from: at, held: Vec::new(), broken: false, encoder: snap::raw::Encoder::new() }
     }
 
     /// At the start of an empty file. Its first byte is written now, because nothing may lie at position 0: there, a
@@ -210,10 +212,12 @@ impl Appender {
 
     /// Hands everything held back to the file.
     pub fn flush(&mut self) -> Result<()> {
-        let held = std::mem::take(&mut self.held);
-        let done = env::write_all_at(&*self.source.file, &held, self.from);
-        self.from += held.len() as u64;
-        self.held = held;
+        let done = match self.broken {
+            true => Err(io::Error::other("an earlier write of this batch failed")),
+            false => env::write_all_at(&*self.source.file, &self.held, self.from),
+        };
+        self.broken = done.is_err();
+        self.from += self.held.len() as u64;
         self.held.clear();
         done.map_err(|source| Error::Commit { step: Step::Write, path: self.source.path.clone(), source })
     }

@@ -150,6 +150,42 @@ fn a_failed_or_dropped_batch_does_not_leak_into_the_next() {
 }
 
 #[test]
+fn a_batch_that_ignores_a_failed_put_or_save_is_not_committed() {
+    let (file, mut couch) = prepared();
+    let old = logical(&couch);
+    let mut ignoring = couch.batch().unwrap();
+    file.fail_at(Call::Write, 0);
+    let failed = (11..30).filter(|&seq| put(&mut ignoring, seq, &seq.to_be_bytes(), &[1; 40_000]).is_err()).count();
+    assert!(failed > 0);
+    assert!(matches!(ignoring.commit(2), Err(Error::Commit { step: Step::Write, .. })));
+    assert_eq!(logical(&reopen(&file)), old);
+
+    let mut couch = reopen(&file);
+    let mut ignoring = couch.batch().unwrap();
+    put(&mut ignoring, 11, b"twice", b"1").unwrap();
+    put(&mut ignoring, 12, b"twice", b"2").unwrap();
+    assert!(ignoring.save().is_err());
+    put(&mut ignoring, 13, b"once", b"3").unwrap();
+    assert!(matches!(ignoring.commit(2), Err(Error::Refused(_))));
+    assert_eq!(logical(&reopen(&file)), old);
+}
+
+#[test]
+fn a_file_opened_in_recovery_can_be_written_to_and_then_opens_normally() {
+    for name in ["h-torn-header", "i-garbage-tail", "k-corrupt-header", "l-torn-data"] {
+        let file = MemFile::of(&common::fixture(&format!("{name}-v13.couch")));
+        let mut couch = Couch::open(file.clone(), Path::new(name), Mode::Recovery).unwrap();
+        let before = logical(&couch);
+        let mut batch = couch.batch().unwrap();
+        put(&mut batch, 1000, b"new", b"body").unwrap();
+        batch.commit(1).unwrap();
+        let after = logical(&reopen(&file));
+        assert_eq!(after[..after.len() - 1], before, "{name}");
+        assert_eq!(after[after.len() - 1], (b"new".to_vec(), 1000, Some(b"body".to_vec())));
+    }
+}
+
+#[test]
 fn whichever_read_fails_the_error_surfaces_and_nothing_is_said_to_be_absent() {
     for k in 0..8 {
         let (file, mut couch) = prepared();
