@@ -24,6 +24,9 @@ use crate::vbucket::{Beginning, VBucket};
 
 /// How often a request may go back to the file before it is told to come again.
 const FETCHES_MAX: usize = 4;
+/// The pager works between these shares of the quota.
+const PAGE_FROM_PERCENT: u8 = 85;
+const PAGE_DOWN_TO_PERCENT: u8 = 75;
 const SEQNO_PERSISTENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Counts of one bucket.
@@ -54,6 +57,8 @@ pub struct Bucket {
     pub(crate) backlog_bytes: AtomicI64,
     pub counters: Counters,
     stopped: AtomicBool,
+    /// The pager was asked for memory and has none to give until more is filed.
+    pub(crate) paging: AtomicBool,
     /// vBuckets in which somebody waits against a deadline.
     pub(crate) armed: Mutex<BTreeSet<VbId>>,
     tasks: OnceLock<Tasks>,
@@ -77,14 +82,29 @@ impl Nudge for MarksMoved {
 
 impl Bucket {
     /// A bucket whose vBuckets know what their files say, but hold no documents yet.
-    pub(crate) fn new(env: &Env, pools: &Arc<Pools>, options: Options, store: Arc<BucketStore>) -> Arc<Bucket> {
+    /// `was_clean`: the last run wrote everything it showed to anybody.
+    pub(crate) fn new(
+        env: &Env,
+        pools: &Arc<Pools>,
+        options: Options,
+        store: Arc<BucketStore>,
+        was_clean: bool,
+    ) -> Arc<Bucket> {
         let seed = HashSeed([env.rng.u64(), env.rng.u64()]);
         let table_bytes = Arc::new(AtomicI64::new(0));
         let spec = store.spec();
         let mut begins: Vec<Option<Beginning>> = (0..spec.vbuckets).map(|_| None).collect();
         for file in store.recovered() {
+            let mut record = file.record;
+            if record.state == VbState::Active {
+                record.topology = vec![chain(&options, spec.replicas)];
+                if !was_clean || file.rewound {
+                    // Somebody may have seen changes the disk did not keep: what comes now is another history.
+                    record.failover.begin(FailoverEntry { uuid: fresh_uuid(env), seqno: file.high });
+                }
+            }
             begins[usize::from(file.vb.0)] = Some(Beginning {
-                record: file.record,
+                record,
                 high: file.high,
                 max_cas: file.max_cas,
                 max_deleted_rev: file.max_deleted_rev,
@@ -114,6 +134,7 @@ impl Bucket {
             backlog_bytes: AtomicI64::new(0),
             counters: Counters::default(),
             stopped: AtomicBool::new(false),
+            paging: AtomicBool::new(false),
             armed: Mutex::ranked(Rank::Durability, BTreeSet::new()),
             tasks: OnceLock::new(),
             warm_up: OnceLock::new(),
@@ -138,9 +159,14 @@ impl Bucket {
         }
     }
 
+    /// Takes no more writes.
+    pub(crate) fn close(&self) {
+        self.stopped.store(true, Relaxed);
+    }
+
     /// Ends the bucket's tasks; whoever waits for a sync write is told that its outcome is unknown.
     pub(crate) fn stop(&self, why: &'static str) {
-        self.stopped.store(true, Relaxed);
+        self.close();
         if let Some(tasks) = self.tasks.get() {
             tasks.pager.cancel();
             tasks.deadlines.cancel();
@@ -250,6 +276,9 @@ impl Bucket {
         if prepared.is_some() {
             self.settle(vb);
         }
+        if appended_bytes > 0 && self.is_short() {
+            self.give_memory_back();
+        }
         result
     }
 
@@ -299,13 +328,15 @@ impl Bucket {
         }
         let (used, quota) = (self.memory_used() + grows_by as u64, self.quota_bytes());
         if used > quota {
-            self.ask_for_memory();
+            self.refuse_for_memory();
             return Err(OpError::NoMemory);
         }
-        if used > self.high_mark() {
-            self.ask_for_memory();
-            let high = self.options.memory_high_percent;
-            return Err(OpError::Temporary(format!("{used} bytes used, over {high} % of the quota of {quota}")));
+        let refused_from = self.options.memory_refuse_percent;
+        if used > percent(quota, refused_from) {
+            self.refuse_for_memory();
+            return Err(OpError::Temporary(format!(
+                "{used} bytes used, over {refused_from} % of the quota of {quota}"
+            )));
         }
         Ok(())
     }
@@ -327,9 +358,16 @@ impl Bucket {
         Ok(())
     }
 
-    fn ask_for_memory(&self) {
+    fn refuse_for_memory(&self) {
         self.counters.refused_memory.fetch_add(1, Relaxed);
-        if let Some(tasks) = self.tasks.get() {
+        self.give_memory_back();
+    }
+
+    /// Wakes the pager. It is not woken again for nothing: only once it has made room, or more has been filed.
+    fn give_memory_back(&self) {
+        if !self.paging.swap(true, Relaxed)
+            && let Some(tasks) = self.tasks.get()
+        {
             tasks.pager.wake();
         }
     }
@@ -343,8 +381,13 @@ impl Bucket {
         self.store.spec().quota_bytes
     }
 
+    /// From here on the pager drops values that are in the file, down to [`Bucket::low_mark`].
     pub(crate) fn high_mark(&self) -> u64 {
-        self.quota_bytes() / 100 * u64::from(self.options.memory_high_percent)
+        percent(self.quota_bytes(), PAGE_FROM_PERCENT)
+    }
+
+    pub(crate) fn low_mark(&self) -> u64 {
+        percent(self.quota_bytes(), PAGE_DOWN_TO_PERCENT)
     }
 
     /// Whether memory is so short that nothing should be kept that is in the file.
@@ -371,6 +414,13 @@ impl Bucket {
     fn marks_moved(&self, vb: VbId) {
         let vb = &self.vbuckets[usize::from(vb.0)];
         self.backlog_bytes.fetch_add(vb.note_backlog(), Relaxed);
+        if self.paging.load(Relaxed) {
+            // More is in the file now, so more can leave memory.
+            self.paging.store(false, Relaxed);
+            if self.is_short() {
+                self.give_memory_back();
+            }
+        }
         self.settle(vb);
     }
 
@@ -518,13 +568,22 @@ impl Bucket {
     }
 }
 
+fn percent(bytes: u64, percent: u8) -> u64 {
+    bytes / 100 * u64::from(percent)
+}
+
 fn fresh_uuid(env: &Env) -> VbUuid {
     VbUuid((env.rng.u64() >> 16).max(1))
 }
 
 fn fresh_record(env: &Env, options: &Options, replicas: u8) -> VbRecord {
     let failover = FailoverTable::new(FailoverEntry { uuid: fresh_uuid(env), seqno: Seqno(0) });
+    VbRecord { state: VbState::Active, failover, topology: vec![chain(options, replicas)] }
+}
+
+/// The replication chain of a lone node: itself, and nobody where replicas should be.
+fn chain(options: &Options, replicas: u8) -> Vec<Option<String>> {
     let mut chain = vec![Some(options.node.clone())];
     chain.resize(usize::from(replicas) + 1, None);
-    VbRecord { state: VbState::Active, failover, topology: vec![chain] }
+    chain
 }

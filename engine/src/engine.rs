@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Env;
-use persist::{BucketSpec, Store, StoreError};
+use persist::{BucketSpec, Drained, Store, StoreError};
 use scheduler::Pools;
 use types::rank::{Rank, RwLock};
 
@@ -20,7 +20,7 @@ pub struct Options {
     /// Between two rounds of the pager.
     pub pager_interval: Duration,
     /// From this much of the quota on, writes are put off.
-    pub memory_high_percent: u8,
+    pub memory_refuse_percent: u8,
     /// For sync writes that name none.
     pub durability_timeout: Duration,
     /// Load vBuckets on the reader pool. Off: on the calling thread, as a stepped test must.
@@ -32,7 +32,7 @@ impl Default for Options {
         Options {
             node: "settee@127.0.0.1".to_owned(),
             pager_interval: Duration::from_secs(600),
-            memory_high_percent: 95,
+            memory_refuse_percent: 95,
             durability_timeout: Duration::from_secs(30),
             parallel_warm_up: true,
         }
@@ -66,7 +66,7 @@ impl Engine {
     pub fn warm_up(&self) -> Result<Vec<Recovered>, StoreError> {
         let mut summary = Vec::new();
         for store in self.store.buckets() {
-            let bucket = Bucket::new(&self.env, &self.pools, self.options.clone(), store);
+            let bucket = Bucket::new(&self.env, &self.pools, self.options.clone(), store, self.store.was_clean());
             summary.push(bucket.warm_up(&self.pools)?);
             bucket.start();
             self.buckets.write().insert(bucket.name().to_owned(), bucket);
@@ -89,7 +89,8 @@ impl Engine {
 
     /// Durable when it returns.
     pub fn create_bucket(&self, spec: BucketSpec) -> Result<Arc<Bucket>, StoreError> {
-        let bucket = Bucket::new(&self.env, &self.pools, self.options.clone(), self.store.create_bucket(spec)?);
+        let store = self.store.create_bucket(spec)?;
+        let bucket = Bucket::new(&self.env, &self.pools, self.options.clone(), store, true);
         bucket.start();
         self.buckets.write().insert(bucket.name().to_owned(), Arc::clone(&bucket));
         Ok(bucket)
@@ -105,14 +106,13 @@ impl Engine {
         self.store.delete_bucket(name)
     }
 
-    /// Lets sync writes under way come to their end, as far as the disk allows, and writes everything out. Whoever still
-    /// waits after that is told that the outcome is unknown.
-    pub fn drain(&self) {
-        self.store.drain();
-        for bucket in self.list() {
-            bucket.stop("the server stops");
-        }
-        // What was committed on the way.
-        self.store.drain();
+    /// Takes no more writes, lets sync writes under way come to their end as far as the disk allows, and writes everything
+    /// out. Whoever still waits after that is told that the outcome is unknown. Blocks; needs the pools' threads.
+    pub fn drain(&self) -> Drained {
+        let buckets = self.list();
+        buckets.iter().for_each(|bucket| bucket.close());
+        let drained = self.store.drain();
+        buckets.iter().for_each(|bucket| bucket.stop("the server stops"));
+        drained
     }
 }

@@ -53,7 +53,8 @@ impl Task for Deadlines {
     fn run(&self, _: &Context<'_>) -> Next {
         let Some(bucket) = self.bucket.upgrade() else { return Next::Done };
         // Whoever still waits there arms it again.
-        for id in std::mem::take(&mut *bucket.armed.lock()) {
+        let armed = std::mem::take(&mut *bucket.armed.lock());
+        for id in armed {
             let vb = &bucket.vbuckets[usize::from(id.0)];
             if let Some(tracker) = vb.waiting.lock().as_deref_mut() {
                 tracker.disarm();
@@ -78,12 +79,21 @@ impl Bucket {
             }
             counters.tombstones_dropped.fetch_add(vb.drop_tombstones() as u64, Relaxed);
         }
-        for vb in &self.vbuckets {
-            if !self.is_short() {
+        if self.paging.load(Relaxed) || self.is_short() {
+            self.evict(counters.pager_runs.load(Relaxed) as usize);
+        }
+    }
+
+    /// Drops values the file has until there is room, beginning with another vBucket each time.
+    fn evict(&self, round: usize) {
+        let (count, low) = (self.vbuckets.len(), self.low_mark());
+        for vb in (0..count).map(|n| &self.vbuckets[(round + n) % count]) {
+            if self.memory_used() <= low {
+                self.paging.store(false, Relaxed);
                 return;
             }
-            let filed = vb.log.marks.filed();
-            counters.evicted.fetch_add(vb.table.evict_values(filed, || !self.is_short()) as u64, Relaxed);
+            let evicted = vb.table.evict_values(vb.log.marks.filed(), || self.memory_used() <= low);
+            self.counters.evicted.fetch_add(evicted as u64, Relaxed);
         }
     }
 }

@@ -168,6 +168,7 @@ impl Bucket {
         put("mem_used", self.memory_used().to_string());
         put("ep_max_size", self.quota_bytes().to_string());
         put("ep_mem_high_wat", self.high_mark().to_string());
+        put("ep_mem_low_wat", self.low_mark().to_string());
         put("ep_kv_size", self.table_bytes.load(Relaxed).to_string());
         put("ep_degraded_mode", "0".into());
         put("ep_bucket_type", "persistent".into());

@@ -1,0 +1,265 @@
+//! What is in memory, what only in the file, and what a restart brings back.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use engine::*;
+use env::sim::{Fault, FaultPlan, Op as Io, Rule};
+use types::{Cas, Datatype};
+
+const ENOSPC: i32 = 28;
+
+fn resident(w: &World, key: &str) -> bool {
+    let stats = w.bucket.stats(&format!("key {key} 0")).expect("there");
+    stats.contains(&("key_is_resident".into(), "true".into()))
+}
+
+fn evict(w: &World, key: &str) {
+    w.settle();
+    w.op(key, Op::Evict).unwrap();
+    assert!(!resident(w, key));
+}
+
+#[test]
+fn a_value_on_disk_is_fetched_for_whoever_needs_it() {
+    let w = World::new(1);
+    refused(w.op("k", Op::Evict), OpError::NotFound);
+    mutated(w.op("k", store(StoreMode::Set, 0, b"5")));
+    refused(w.op("k", Op::Evict), OpError::Exists);
+    let meta = w.meta("k");
+    evict(&w, "k");
+    assert_eq!(w.meta("k"), meta, "metadata is always here");
+    let key = k("k");
+    let number = w.start(&request(&key, Op::Get));
+    w.settle();
+    assert_eq!(body(&w.answer(number).unwrap().unwrap()), b"5");
+    assert!(resident(&w, "k"), "there is room: it stays");
+    assert_eq!(cas_of(w.op("k", Op::Get)), meta.3);
+    evict(&w, "k");
+    assert!(matches!(
+        w.op("k", Op::Arithmetic { delta: Delta::Increment(1), initial: None, expiry: 0 }),
+        Ok(Reply::Counter { value: 6, .. })
+    ));
+    evict(&w, "k");
+    mutated(w.op("k", Op::Concat { end: End::Append, datatype: Datatype::RAW, value: b"7" }));
+    assert_eq!(w.get("k").unwrap(), b"67");
+    evict(&w, "k");
+    let cas = cas_of(w.op("k", Op::GetAndLock { lock_s: 5 }));
+    w.op_cas("k", cas, Op::Unlock).unwrap();
+    evict(&w, "k");
+    cas_of(w.op("k", Op::GetAndTouch { expiry: 100 }));
+    assert_eq!(w.get("k").unwrap(), b"67");
+    evict(&w, "k");
+    // These do not need the value.
+    mutated(w.op("k", set("new")));
+    evict(&w, "k");
+    mutated(w.op("k", Op::Delete));
+}
+
+#[test]
+fn a_document_that_changes_while_it_is_fetched_is_answered_with_the_change() {
+    let w = World::new(1);
+    w.set("k", "old");
+    evict(&w, "k");
+    let key = k("k");
+    let number = w.start(&request(&key, Op::Get));
+    w.set("k", "new");
+    w.settle();
+    assert_eq!(body(&w.answer(number).unwrap().unwrap()), b"new");
+    evict(&w, "k");
+    let number = w.start(&request(&key, Op::Get));
+    mutated(w.op("k", Op::Delete));
+    w.settle();
+    refused(w.answer(number).unwrap(), OpError::NotFound);
+}
+
+#[test]
+fn what_cannot_be_read_is_never_called_missing() {
+    let w = World::new(1);
+    w.set("k", "v");
+    w.set("dead", "v");
+    mutated(w.op("dead", Op::Delete));
+    evict(&w, "k");
+    w.bucket.page();
+    w.sim.storage.arm(FaultPlan::new().rule(Rule::new(Io::Read, Fault::Errno(5)).sticky()));
+    assert!(matches!(w.get("k"), Err(OpError::Unreadable(_))));
+    assert!(matches!(w.op("dead", Op::GetMeta), Err(OpError::Unreadable(_))));
+    assert_eq!(w.get("dead"), Err(OpError::NotFound), "tombstones answer this from memory: no entry, no document");
+    w.sim.storage.arm(FaultPlan::new());
+    assert_eq!(w.get("k").unwrap(), b"v");
+}
+
+#[test]
+fn a_restart_brings_everything_back() {
+    let w = World::new(1);
+    for n in 0..200 {
+        w.set(&format!("k{n}"), &format!("value {n}"));
+    }
+    for n in 0..50 {
+        mutated(w.op(&format!("k{n}"), Op::Delete));
+    }
+    mutated(w.op("expires", store(StoreMode::Set, 100, b"v")));
+    w.settle();
+    let last = w.set("last", "v");
+    w.settle();
+    let old_log = w.bucket.failover_log(types::VbId(0)).unwrap();
+    w.sim.clock.jump_wall(-3_600_000_000_000);
+    let w = w.restart();
+    let recovered = &w.recovered[0];
+    assert_eq!((recovered.documents, recovered.tombstones, recovered.vbuckets), (152, 50, 1));
+    assert_eq!(recovered.seqnos, last.seqno.0);
+    assert_eq!(w.bucket.items(), 152);
+    for n in 0..200 {
+        let expected = if n < 50 { Err(OpError::NotFound) } else { Ok(format!("value {n}").into_bytes()) };
+        assert_eq!(w.get(&format!("k{n}")), expected);
+    }
+    assert_eq!(w.meta("k0").2, 2, "tombstones are in the file");
+    let next = w.set("k0", "again");
+    assert_eq!(next.seqno, last.seqno.next());
+    assert!(next.cas > last.cas, "though the wall clock went back");
+    assert_eq!(w.meta("k0").2, 3);
+    let new_log = w.bucket.failover_log(types::VbId(0)).unwrap();
+    assert_eq!(new_log[1..], old_log, "after a kill it is another history");
+    assert_ne!(new_log[0].uuid, old_log[0].uuid);
+}
+
+#[test]
+fn over_the_quota_writes_are_refused_and_deletes_make_room() {
+    let w = World::with(1, persist::BucketSpec { quota_bytes: 1 << 20, ..spec() });
+    // Nothing can be written, so nothing can be evicted.
+    w.sim.storage.arm(FaultPlan::new().rule(Rule::new(Io::Create, Fault::Errno(5)).sticky()));
+    let value = "v".repeat(10_000);
+    let mut stored = 0;
+    let refusal = loop {
+        match w.op(&format!("k{stored}"), set(&value)) {
+            Ok(_) => stored += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refusal, OpError::Temporary(_)), "{refusal:?}");
+    let huge = "v".repeat(200_000);
+    refused(w.op("huge", set(&huge)), OpError::NoMemory);
+    assert_eq!(w.get("k0").unwrap().len(), 10_000);
+    mutated(w.op("k0", Op::Delete));
+    // Once the disk is back, what it holds can leave memory.
+    w.sim.storage.arm(FaultPlan::new());
+    w.advance_s(60);
+    for n in 0..200 {
+        if let Err(error) = w.op(&format!("more{n}"), set(&value)) {
+            assert!(matches!(error, OpError::Temporary(_)), "{error:?}");
+            w.settle();
+            mutated(w.op(&format!("more{n}"), set(&value)));
+        }
+    }
+    w.settle();
+    assert!(w.bucket.memory_used() <= w.bucket.quota_bytes());
+    for n in 0..200 {
+        assert_eq!(w.get(&format!("more{n}")).unwrap().len(), 10_000);
+    }
+    // A restart loads values only as far as they fit.
+    let w = w.restart();
+    assert!(w.recovered[0].without_value > 50);
+    assert!(w.bucket.memory_used() <= w.bucket.quota_bytes());
+    assert_eq!(w.get("more199").unwrap().len(), 10_000);
+    assert_eq!(w.get("more0").unwrap().len(), 10_000);
+}
+
+#[test]
+fn a_full_disk_is_told_apart_and_passes() {
+    let w = World::new(1);
+    w.set("k", "v");
+    w.settle();
+    w.sim.storage.arm(FaultPlan::new().rule(Rule::new(Io::Write, Fault::Errno(ENOSPC)).times(1)));
+    w.set("full", "v");
+    w.settle();
+    refused(w.op("x", set("v")), OpError::DiskFull);
+    assert_eq!(w.get("k").unwrap(), b"v");
+    mutated(w.op("k", Op::Delete));
+    w.advance_s(60);
+    w.set("x", "v");
+}
+
+#[test]
+fn memory_is_given_back_to_the_last_byte() {
+    let w = World::new(1);
+    let empty = w.bucket.memory_used();
+    for n in 0..100 {
+        w.set(&format!("k{n}"), "some value");
+    }
+    assert!(w.bucket.memory_used() > empty + 100 * 50);
+    for n in 0..100 {
+        mutated(w.op(&format!("k{n}"), Op::Delete));
+    }
+    w.file_everything();
+    assert_eq!(w.bucket.memory_used(), empty);
+}
+
+#[test]
+fn every_group_of_statistics_answers() {
+    let w = World::new(1);
+    w.set("k", "v");
+    w.settle();
+    for group in [
+        "",
+        "vbucket",
+        "vbucket-details",
+        "vbucket-details 3",
+        "vbucket-seqno",
+        "failovers",
+        "durability-monitor",
+        "checkpoint",
+        "hash",
+        "memory",
+        "collections",
+        "kvstore",
+        "warmup",
+        "key k 0",
+        "vkey k 0",
+    ] {
+        let lines = w.bucket.stats(group).unwrap_or_else(|| panic!("{group}"));
+        assert!(!lines.is_empty(), "{group}");
+    }
+    assert!(w.bucket.stats("vkey k 0").unwrap().contains(&("key_valid".into(), "valid".into())));
+    assert!(w.bucket.stats("nonsense").is_none());
+    assert!(w.bucket.stats("vbucket 99").is_none());
+}
+
+/// Goal: a counter driven by CAS from many threads adds up. Method: each thread reads, adds, stores with the CAS, and
+/// begins again when refused.
+#[test]
+fn threads_that_compare_and_swap_one_key_lose_no_update() {
+    let w = World::new(1);
+    w.set("k", "0");
+    let (threads, rounds) = (4, 300);
+    let bucket: &Arc<Bucket> = &w.bucket;
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let key = k("k");
+                let now = |request: &Request<'_>| match bucket.execute(request, &|| unreachable!()) {
+                    Outcome::Done(result) => result,
+                    Outcome::Pending => panic!("in memory"),
+                };
+                for _ in 0..rounds {
+                    loop {
+                        let reply = now(&request(&key, Op::Get)).unwrap();
+                        let Reply::Value { cas, .. } = reply else { panic!() };
+                        let next = String::from_utf8(body(&reply)).unwrap().parse::<u64>().unwrap() + 1;
+                        let next = next.to_string();
+                        match now(&Request { cas, ..request(&key, set(&next)) }) {
+                            Ok(_) => break,
+                            Err(OpError::Exists) => {}
+                            Err(other) => panic!("{other:?}"),
+                        }
+                    }
+                    now(&request(&key, Op::Touch { expiry: 0 })).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(w.get("k").unwrap(), (threads * rounds).to_string().as_bytes());
+    assert_eq!(w.meta("k").2, threads * rounds + 1);
+    assert_ne!(w.meta("k").3, Cas(0));
+}
