@@ -1,5 +1,6 @@
 //! A file, open at one of its headers.
 
+use std::fmt;
 use std::ops::{Bound, ControlFlow, Deref};
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use env::File;
 
 use crate::batch::Batch;
-use crate::btree::{Kind, Root, Tree, lookup, scan};
+use crate::btree::{Kind, Root, Tree, count_from, lookup, scan};
 use crate::doc::DocInfo;
 use crate::error::{Error, Result};
 use crate::format::{MARKER_HEADER, U48_MAX, Version, inflate, past_marker, span};
@@ -37,6 +38,18 @@ impl Deref for Couch {
 
     fn deref(&self) -> &Snapshot {
         &self.snapshot
+    }
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot").field("path", &self.source.path).field("header", &self.header).finish()
+    }
+}
+
+impl fmt::Debug for Couch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Couch").field("snapshot", &self.snapshot).field("poisoned", &self.poisoned).finish()
     }
 }
 
@@ -159,6 +172,14 @@ impl Snapshot {
         self.scan(Kind::BySeq, &self.header.by_seq, Bound::Included(&from), |key, value| {
             DocInfo::from_by_seq(key, value).map_or(ControlFlow::Continue(()), &mut visit)
         })
+    }
+
+    /// How many documents, tombstones included, were last changed at `seq` or later. Reads one node a level.
+    pub fn count_since(&self, seq: u64) -> Result<u64> {
+        match seq {
+            0..=U48_MAX => count_from(self.tree(Kind::BySeq), self.header.by_seq.as_ref(), &DocInfo::seq_key(seq)),
+            _ => Ok(0),
+        }
     }
 
     /// Visits the documents whose id is in the range, tombstones included, in order of id, until `visit` breaks.

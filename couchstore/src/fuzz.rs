@@ -24,6 +24,7 @@ pub fn fuzz_open(bytes: &[u8]) {
             let _ = couch.body(&doc);
             let _ = RevMeta::decode(&doc.rev_meta);
             let _ = couch.get_by_id(&doc.id);
+            let _ = couch.count_since(doc.seq);
             ControlFlow::Continue(())
         });
         let _ = couch.by_id(Bound::Excluded(b"\0k"), Bound::Unbounded, |doc| {

@@ -157,6 +157,8 @@ fn assert_holds(snapshot: &Snapshot, model: &Model) {
     for seq in [0, 1, model.seq / 2, model.seq, model.seq + 1] {
         let want = model.docs.iter().find(|(_, entry)| entry.seq == seq).map(|(id, _)| id);
         assert_eq!(snapshot.get_by_seq(seq).unwrap().map(|doc| doc.id).as_ref(), want);
+        let since = model.docs.values().filter(|entry| entry.seq >= seq).count() as u64;
+        assert_eq!(snapshot.count_since(seq).unwrap(), since);
     }
     let header = snapshot.header();
     let deleted = model.docs.values().filter(|entry| entry.deleted).count() as u64;

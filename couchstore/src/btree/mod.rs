@@ -14,7 +14,7 @@ mod read;
 pub(crate) use bulk::Bulk;
 pub(crate) use modify::{Action, Met, Op, modify};
 pub(crate) use node::{Child, Node};
-pub(crate) use read::{Tree, lookup, scan};
+pub(crate) use read::{Tree, count_from, lookup, scan};
 
 use crate::doc::DocInfo;
 use crate::format::{Fields, put_uint};

@@ -129,3 +129,25 @@ fn walk(
     }
     Ok(ControlFlow::Continue(()))
 }
+
+/// How many entries have a key at or after `from`, believing the sums of all children but the one `from` falls into.
+pub(crate) fn count_from(tree: Tree<'_>, root: Option<&Root>, from: &[u8]) -> Result<u64> {
+    let Some(root) = root else { return Ok(0) };
+    let mut node = tree.top(root)?;
+    let mut count = 0u64;
+    for depth in 0.. {
+        let first = node.first_at_least(from);
+        if node.is_leaf {
+            count = count.saturating_add((node.len() - first) as u64);
+            break;
+        }
+        for i in first + 1..node.len() {
+            count = count.saturating_add(node.child(tree.kind, i).reduce.alive);
+        }
+        if first == node.len() {
+            break;
+        }
+        node = tree.below(&node, first, depth)?;
+    }
+    Ok(count)
+}
