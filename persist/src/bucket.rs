@@ -50,8 +50,6 @@ pub struct RecoveredVb {
     /// The file's name in its bucket's directory.
     pub file: String,
     pub file_bytes: u64,
-    /// The file was damaged and, as the recovery option asks, an older commit is used: a new history begins at `high`.
-    pub rewound: bool,
 }
 
 /// What to stream at warm-up besides documents and open prepares.
@@ -225,7 +223,6 @@ fn recovered(vb: VbId, committed: &Committed) -> RecoveredVb {
         on_disk_prepares: facts.on_disk_prepares,
         file: names::vb_file(vb, committed.rev),
         file_bytes: committed.file_bytes,
-        rewound: committed.rewound,
     }
 }
 

@@ -116,7 +116,6 @@ fn write(
         tombstones: header.deleted_count(),
         file_bytes: couch.file_bytes().map_err(file())?,
         facts,
-        rewound: false,
     })
 }
 

@@ -48,7 +48,7 @@ pub struct Options {
     pub batch_bytes_max: usize,
     /// Of files made from now on; existing ones keep theirs.
     pub format: Version,
-    /// Go back to the newest readable commit of damaged files instead of refusing to open.
+    /// Go back to the newest readable commit of damaged files, as another history, instead of refusing to open.
     pub recovery: bool,
 }
 

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use changelog::FailoverEntry;
 use couchstore::{Couch, Error, Mode, Snapshot, vbstate};
 use env::OpenMode;
 use types::{Seqno, VbId, VbUuid};
@@ -183,8 +184,7 @@ impl Opening<'_> {
         let high = Seqno(header.update_seq);
         let stored = file.local(vbstate::ID)?;
         let stored = stored.ok_or_else(|| Bad::Facts("the newest commit has no _local/vbstate".to_owned()))?;
-        let fresh = || VbUuid((self.shared.env.rng.u64() >> 16).max(1));
-        let facts = VbFacts::decode(&stored, high, fresh).map_err(Bad::Facts)?;
+        let facts = VbFacts::decode(&stored, high, || self.fresh_uuid()).map_err(Bad::Facts)?;
         Ok(Committed {
             rev,
             header_at: header.at,
@@ -194,7 +194,6 @@ impl Opening<'_> {
             alive: header.doc_count(),
             tombstones: header.deleted_count(),
             file_bytes: file.file_bytes()?,
-            rewound: false,
         })
     }
 
@@ -223,7 +222,8 @@ impl Opening<'_> {
         }
     }
 
-    /// If asked to: goes back to the newest commit that can be read, and makes it the newest. Nothing is cut off.
+    /// If asked to: goes back to the newest commit that can be read, and makes it the newest, as the beginning of another
+    /// history. Nothing is cut off.
     fn rescue(&self, vb: VbId, rev: u64) -> Result<Option<Committed>, StoreError> {
         if !self.shared.options.recovery {
             return Ok(None);
@@ -236,10 +236,13 @@ impl Opening<'_> {
                 Err(_) => return Ok(None),
             }
         };
+        // Seqnos after this one were used before, for changes that are now lost: peers must be able to tell.
+        let uuid = self.fresh_uuid();
+        rescued.facts.record.failover.begin(FailoverEntry { uuid, seqno: rescued.high });
         let mut batch = couch.batch().map_err(StoreError::file(vb))?;
         batch.local_put(vbstate::ID, &rescued.facts.encode()).map_err(StoreError::file(vb))?;
         let outcome = batch.commit(self.shared.env.clock.unix_ns()).map_err(StoreError::file(vb))?;
-        (rescued.header_at, rescued.rewound) = (outcome.header.at, true);
+        rescued.header_at = outcome.header.at;
         tracing::error!(
             bucket = self.spec.name,
             vb = vb.0,
@@ -250,6 +253,10 @@ impl Opening<'_> {
             rescued.high
         );
         Ok(Some(rescued))
+    }
+
+    fn fresh_uuid(&self) -> VbUuid {
+        VbUuid((self.shared.env.rng.u64() >> 16).max(1))
     }
 
     fn path(&self, vb: VbId, rev: u64) -> PathBuf {

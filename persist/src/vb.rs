@@ -46,8 +46,6 @@ pub(crate) struct Committed {
     pub alive: u64,
     pub tombstones: u64,
     pub file_bytes: u64,
-    /// An older commit, taken because a newer one was damaged.
-    pub rewound: bool,
 }
 
 pub(crate) struct Attached {

@@ -1,0 +1,265 @@
+//! Single calls fail: nothing is acknowledged that is not there, what can be tried again is, the rest is said.
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use env::sim::{self, Fate, Fault, FaultPlan, Op, Rule, Sim};
+use persist::{StoreError, Verdict};
+use rig::{History, Node, Seed, assert_holds, assert_node_holds, work_on};
+use types::{KeyBuf, VbId};
+
+const EIO: i32 = 5;
+const EMFILE: i32 = 24;
+const ENOSPC: i32 = 28;
+
+fn started(seed: u64) -> (Sim, Node) {
+    let (env, sim) = sim::env(seed);
+    let node = Node::start(&env, seed).unwrap();
+    (sim, node)
+}
+
+/// A vBucket with `a` durable and `b` about to be flushed under `plan`.
+fn flushed_under(plan: FaultPlan) -> (Sim, Node, History) {
+    let (sim, node) = started(7);
+    let mut history = History::default();
+    let changes = history.changes.entry(0).or_default();
+    changes.push(node.set(0, "a", b"one"));
+    node.run();
+    history.durable.insert(0, 1);
+    assert_eq!(node.durable(0), 1);
+    sim.storage.arm(plan);
+    changes.push(node.set(0, "a", b"two"));
+    node.run();
+    (sim, node, history)
+}
+
+fn read(node: &Node, key: &str) -> Option<Vec<u8>> {
+    let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
+    node.bucket.fetch_now(VbId(0), key.as_key()).unwrap().map(|item| item.value().to_vec())
+}
+
+/// S01, S30: a failed sync acknowledges nothing, stops this vBucket and no other, is visible, and shows nothing of the
+/// failed commit; a restart finds the acknowledged state or the one in flight.
+#[test]
+fn a_failed_sync_poisons_its_vbucket_and_shows_nothing() {
+    for nth in 0..2 {
+        for fate in [Fate::LoseUnsynced, Fate::KeepUnsynced, Fate::Seeded(nth)] {
+            let (mut sim, node, mut history) = flushed_under(FaultPlan::new().fail_nth(Op::Sync, nth, EIO));
+            let nudges = node.nudges();
+            assert_eq!(node.durable(0), 1);
+            let reason = node.poisoned(0).expect("poisoned").to_owned();
+            assert!(reason.starts_with("fsync of /data/buckets/b/0.couch.1 failed: "), "{reason}");
+            let stats = node.bucket.stats();
+            assert_eq!((stats.sync_failures, stats.poisoned), (1, vec![(VbId(0), reason)]));
+            assert_eq!(read(&node, "a").unwrap(), b"one", "reads go on, at the last good commit");
+
+            // More changes are neither flushed nor acknowledged, however long we wait; others' are.
+            history.changes.get_mut(&0).unwrap().push(node.set(0, "a", b"three"));
+            let other = node.set(1, "x", b"fine");
+            node.stepper.advance(Duration::from_secs(60));
+            assert_eq!((node.durable(0), node.durable(1)), (1, 1));
+            history.changes.insert(1, vec![other]);
+            history.durable.insert(1, 1);
+            assert_eq!(node.nudges(), nudges + 1);
+            assert_eq!(node.store.drain().left, [("b".to_owned(), VbId(0))]);
+
+            drop(node);
+            let env = sim.power_cut(fate);
+            history.changes.get_mut(&0).unwrap().truncate(2);
+            let node = assert_holds(&env, &history);
+            assert!(!node.store.was_clean());
+        }
+    }
+}
+
+/// S30 for the first commit of a vBucket: its two syncs, and the directory's.
+#[test]
+fn a_failed_sync_of_a_new_file_acknowledges_nothing() {
+    for (op, nth) in [(Op::Sync, 0), (Op::Sync, 1), (Op::SyncDir, 0)] {
+        for fate in [Fate::LoseUnsynced, Fate::KeepUnsynced] {
+            let (mut sim, node) = started(8);
+            sim.storage.arm(FaultPlan::new().fail_nth(op, nth, EIO));
+            let item = node.set(0, "a", b"one");
+            node.stepper.advance(Duration::from_secs(60));
+            assert_eq!(node.durable(0), 0);
+            assert!(node.poisoned(0).is_some());
+            assert_eq!(read(&node, "a"), None);
+            drop(node);
+            let history = History { changes: [(0, vec![item])].into(), ..History::default() };
+            drop(assert_holds(&sim.power_cut(fate), &history));
+        }
+    }
+}
+
+/// A sync that lies cannot be noticed, but a start after it must not invent anything.
+#[test]
+fn a_disk_that_lies_about_a_sync_leaves_an_earlier_state() {
+    let (mut sim, node, mut history) = flushed_under(FaultPlan::new().rule(Rule::new(Op::Sync, Fault::Lie).times(2)));
+    assert_eq!(node.durable(0), 2);
+    drop(node);
+    history.durable.insert(0, 1);
+    drop(assert_holds(&sim.power_cut(Fate::LoseUnsynced), &history));
+}
+
+/// S31, S35: whatever call fails, once or often, in the end everything is there exactly once, and counts are right.
+#[test]
+fn a_flush_that_fails_is_tried_again_until_everything_is_there() {
+    for (op, errno) in [(Op::Write, EIO), (Op::Open, EMFILE), (Op::Create, ENOSPC), (Op::Rename, EIO), (Op::Read, EIO)] {
+        for seed in 0..12 {
+            let _seed = Seed(seed);
+            let (mut sim, node) = started(seed);
+            let rule = Rule::new(op, Fault::Errno(errno)).nth(seed).times(1 + seed % 4);
+            sim.storage.arm(FaultPlan::new().rule(rule));
+            let mut history = History { bucket_made: true, ..History::default() };
+            work_on(&node, seed, 30, &mut history);
+            node.stepper.advance(Duration::from_secs(60));
+            assert_eq!(node.bucket.pending(), 0, "{op:?}: {:?}", node.bucket.stats());
+            for vb in 0..rig::VBS {
+                assert!(node.poisoned(vb).is_none(), "{op:?}");
+                history.durable.insert(vb, node.durable(vb));
+            }
+            assert!(!node.bucket.disk_full());
+            assert_node_holds(&node, &history);
+            drop(node);
+            drop(assert_holds(&sim.power_cut(Fate::LoseUnsynced), &history));
+        }
+    }
+}
+
+#[test]
+fn a_failing_flush_waits_longer_each_time_and_acknowledges_nothing() {
+    let (sim, node, _) = flushed_under(FaultPlan::new().fail_from(Op::Write, 0, EIO));
+    let failures = |node: &Node| node.bucket.stats().flush_failures;
+    assert_eq!((failures(&node), node.bucket.stats().waiting_vbs), (1, 1));
+    // 100, 200, 400, 800, 1600, 3200, then 5000 ms.
+    for (ms, expected) in [(99, 1), (1, 2), (200, 3), (400, 4), (800, 5), (1600, 6), (3200, 7), (5000, 8), (5000, 9)] {
+        node.stepper.advance(Duration::from_millis(ms));
+        assert_eq!(failures(&node), expected);
+    }
+    assert_eq!((node.durable(0), node.poisoned(0)), (1, None));
+    assert_eq!(read(&node, "a").unwrap(), b"one");
+    sim.storage.arm(FaultPlan::new());
+    node.stepper.advance(Duration::from_secs(5));
+    assert_eq!((node.durable(0), read(&node, "a").unwrap()), (2, b"two".to_vec()));
+}
+
+/// S34: the disk fills up, is said to be full, reads go on, and space is all it takes to recover.
+#[test]
+fn a_full_disk_is_told_and_recovers_by_itself() {
+    let (sim, node, mut history) = flushed_under(FaultPlan::new().space_bytes_max(1));
+    assert!(node.bucket.disk_full() && node.store.disk_full() && node.bucket.stats().disk_full);
+    assert_eq!(read(&node, "a").unwrap(), b"one");
+    node.set(1, "b", b"in a file yet to be made");
+    node.stepper.advance(Duration::from_secs(30));
+    assert_eq!((node.durable(0), node.durable(1)), (1, 0));
+    sim.storage.set_space_bytes_max(None);
+    node.stepper.advance(Duration::from_secs(10));
+    assert_eq!((node.durable(0), node.durable(1)), (2, 1));
+    assert!(!node.bucket.disk_full());
+    history.durable.insert(0, 2);
+}
+
+#[test]
+fn no_descriptors_left_is_ridden_out() {
+    let (sim, node, _) = flushed_under(FaultPlan::new().open_files_max(0));
+    assert_eq!(node.durable(0), 1);
+    let key = KeyBuf::in_default_collection(b"a").unwrap();
+    let error = node.bucket.fetch_now(VbId(0), key.as_key()).unwrap_err();
+    assert_eq!((error.verdict(), error.errno()), (Verdict::Retry, Some(EMFILE)));
+    sim.storage.set_open_files_max(None);
+    node.stepper.advance(Duration::from_secs(1));
+    assert_eq!(node.durable(0), 2);
+    assert_eq!(sim.storage.open_files(), 0, "files are closed after each commit");
+}
+
+/// S33: a file that cannot be read never makes a key absent; one asked for together with others spares them nothing.
+#[test]
+fn a_read_that_fails_is_an_error_and_not_an_absent_key() {
+    let (sim, node, _) = flushed_under(FaultPlan::new());
+    let [found, absent, failed] = [0; 3].map(|_| Arc::new(AtomicU64::new(0)));
+    let ask = &|key: &str| {
+        let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
+        let (found, absent, failed) = (found.clone(), absent.clone(), failed.clone());
+        let done = move |result: Result<Option<types::Item>, StoreError>| {
+            let counter = match result {
+                Ok(Some(_)) => found,
+                Ok(None) => absent,
+                Err(_) => failed,
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+        };
+        node.bucket.fetch(VbId(0), key.as_key(), Box::new(done));
+    };
+    let counts = || [&found, &absent, &failed].map(|c| c.load(Ordering::Relaxed));
+    let opens = sim.storage.count(Op::Open);
+    ["a", "a", "b"].into_iter().for_each(ask);
+    node.run();
+    assert_eq!(counts(), [2, 1, 0]);
+    assert_eq!(sim.storage.count(Op::Open), opens + 1, "one look at the file for all");
+
+    for op in [Op::Open, Op::Read] {
+        sim.storage.arm(FaultPlan::new().fail_from(op, 0, EIO));
+        ["a", "b"].into_iter().for_each(ask);
+        node.run();
+    }
+    assert_eq!(counts(), [2, 1, 4]);
+    assert_eq!(node.bucket.stats().fetch_failures, 2);
+    sim.storage.arm(FaultPlan::new());
+
+    let end = sim.storage.read_file(rig::file(0, 1)).unwrap().len() as u64;
+    (0..end).step_by(16).for_each(|at| sim.storage.corrupt(rig::file(0, 1), at, 0xff).unwrap());
+    let error = node.bucket.fetch_now(VbId(0), KeyBuf::in_default_collection(b"b").unwrap().as_key()).unwrap_err();
+    assert_eq!(error.verdict(), Verdict::Abort, "{error}");
+    assert!(error.to_string().contains("/data/buckets/b/0.couch.1@"), "{error}");
+}
+
+/// A file that somebody else has written to is not built upon.
+#[test]
+fn a_file_that_moved_without_us_is_not_written() {
+    let (sim, node, _) = flushed_under(FaultPlan::new());
+    let copy = sim.storage.read_file(rig::file(0, 1)).unwrap();
+    node.set(0, "c", b"three");
+    node.run();
+    sim.storage.write_file(rig::file(0, 1), &copy).unwrap();
+    node.set(0, "d", b"four");
+    node.run();
+    assert_eq!(node.durable(0), 3);
+    assert!(node.poisoned(0).is_some_and(|why| why.contains("but the last commit that succeeded is at")));
+}
+
+/// Counts what goes to the log at warning level and above.
+struct Lines(Arc<AtomicU64>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn a_storm_of_failures_is_told_a_few_times_only() {
+    let lines = Arc::new(AtomicU64::new(0));
+    tracing::subscriber::with_default(Lines(lines.clone()), || {
+        let (sim, node) = started(9);
+        sim.storage.arm(FaultPlan::new().fail_from(Op::Create, 0, EIO));
+        (0..rig::VBS).for_each(|vb| drop(node.set(vb, "a", b"one")));
+        node.stepper.advance(Duration::from_secs(60));
+        assert!(node.bucket.stats().flush_failures > 4 * 15);
+        assert_eq!((0..rig::VBS).map(|vb| node.durable(vb)).max(), Some(0));
+    });
+    let lines = lines.load(Ordering::Relaxed);
+    assert!((1..=20).contains(&lines), "{lines} lines in a minute");
+}
