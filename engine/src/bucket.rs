@@ -98,7 +98,7 @@ impl Bucket {
             let mut record = file.record;
             if record.state == VbState::Active {
                 record.topology = vec![chain(&options, spec.replicas)];
-                if !was_clean || file.rewound {
+                if !was_clean {
                     // Somebody may have seen changes the disk did not keep: what comes now is another history.
                     record.failover.begin(FailoverEntry { uuid: fresh_uuid(env), seqno: file.high });
                 }
