@@ -133,6 +133,34 @@ fn a_task_that_sleeps_is_woken_by_its_deadline_or_sooner() {
     });
 }
 
+/// The timer thread must be called for it: no clock moves, and no other deadline would wake it.
+#[test]
+fn a_deadline_already_past_is_seen_by_a_timer_thread_asleep() {
+    storm(|| {
+        let (pools, _) = start(&ONE_EACH);
+        let tally = Tally::new(1);
+        let task = pools.spawn(Cpu, probe(&tally, Next::Idle));
+        task.wake_at(Duration::ZERO);
+        tally.await_runs(1);
+    });
+}
+
+/// Looking at the pools one after the other must not miss work that moves from the last to the first meanwhile.
+#[test]
+fn a_drain_is_not_fooled_by_work_that_changes_pools() {
+    storm(|| {
+        let (pools, _) = start(&ONE_EACH);
+        let tally = Tally::new(1);
+        let next = pools.spawn(Reader, probe(&tally, Next::Idle));
+        pools.execute(Cpu, "chains", move || {
+            thread::yield_now();
+            next.wake();
+        });
+        pools.shutdown(Stop::Drain);
+        assert_eq!(tally.runs(), 1);
+    });
+}
+
 #[test]
 fn cancel_is_final_whatever_else_happens() {
     storm(|| {
