@@ -60,8 +60,8 @@ impl Store {
         let is_new = !storage.exists(&root).map_err(StoreError::io("look for", &root))?;
         let clean = data_dir.join(CLEAN_FILE);
         let was_clean = is_new || storage.exists(&clean).map_err(StoreError::io("look for", &clean))?;
-        storage.create_dir_all(&root).map_err(StoreError::io("create directory", &root))?;
-        // The directories' own entries, where we may sync them: a data directory just made must not vanish.
+        env::create_dir_durable(storage, &root).map_err(StoreError::io("create directory", &root))?;
+        // The data directory's own entry: whoever made it may not have synced it.
         if let Some(parent) = data_dir.parent().filter(|parent| is_new && !parent.as_os_str().is_empty()) {
             storage.sync_dir(parent).map_err(StoreError::io("sync directory", parent))?;
         }

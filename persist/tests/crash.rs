@@ -24,10 +24,16 @@ fn power_loss_during_recovery_loses_nothing_either() {
         let (_, start) = sim::env(seed);
         let total = count_ops(&start, |env| work(env, seed, 20));
         for sixth in 1..6 {
-            cut_at(&start, total * sixth / 6, 1, |env| work(env, seed, 20), |world, history| {
-                let recovery = |env: &env::Env| drop(Node::start(env, 1));
-                cut_everywhere(world, 1, recovery, |world, ()| drop(assert_holds(&world.env(), history)));
-            });
+            cut_at(
+                &start,
+                total * sixth / 6,
+                1,
+                |env| work(env, seed, 20),
+                |world, history| {
+                    let recovery = |env: &env::Env| drop(Node::start(env, 1));
+                    cut_everywhere(world, 1, recovery, |world, ()| drop(assert_holds(&world.env(), history)));
+                },
+            );
         }
     }
 }

@@ -107,7 +107,8 @@ fn a_disk_that_lies_about_a_sync_leaves_an_earlier_state() {
 /// S31, S35: whatever call fails, once or often, in the end everything is there exactly once, and counts are right.
 #[test]
 fn a_flush_that_fails_is_tried_again_until_everything_is_there() {
-    for (op, errno) in [(Op::Write, EIO), (Op::Open, EMFILE), (Op::Create, ENOSPC), (Op::Rename, EIO), (Op::Read, EIO)] {
+    for (op, errno) in [(Op::Write, EIO), (Op::Open, EMFILE), (Op::Create, ENOSPC), (Op::Rename, EIO), (Op::Read, EIO)]
+    {
         for seed in 0..12 {
             let _seed = Seed(seed);
             let (mut sim, node) = started(seed);
