@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use persist::BucketSpec;
 use serde_json::{Value, json};
 
 /// What clients may use; each one is a promise. Clients switch features on by these names.
@@ -47,8 +48,8 @@ pub struct BucketShape {
 }
 
 impl BucketShape {
-    pub fn of(spec: &persist::BucketSpec) -> BucketShape {
-        let persist::BucketSpec { name, uuid, vbuckets, replicas, .. } = spec;
+    pub fn of(spec: &BucketSpec) -> BucketShape {
+        let BucketSpec { name, uuid, vbuckets, replicas, .. } = spec;
         BucketShape { name: name.clone(), uuid: format!("{:032x}", uuid.0), vbuckets: *vbuckets, replicas: *replicas }
     }
 }
@@ -98,7 +99,8 @@ impl Cluster {
         Revision { epoch: self.epoch, rev: self.rev.load(Ordering::Acquire) as i64 }
     }
 
-    /// To be called after anything in the documents changed.
+    /// To be called after anything in the documents changed, and after a bucket was deleted: connections look again
+    /// whether theirs is still there.
     pub fn changed(&self) {
         self.rev.fetch_add(1, Ordering::AcqRel);
     }

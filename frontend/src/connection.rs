@@ -64,6 +64,8 @@ pub struct Selected {
     pub timings: Arc<OpTimings>,
     /// Nobody asked for it: it is what connections get that do not know how to select one.
     pub implied: bool,
+    /// At this revision of the cluster the bucket was known to exist.
+    pub checked: Revision,
 }
 
 /// A request whose answer is still to come.

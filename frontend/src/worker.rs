@@ -164,9 +164,9 @@ impl Worker {
                 self.enqueue(slot);
             }
             Letter::BucketGone { name } => {
-                let of_it = |c: &&Box<Connection>| c.session.selected.as_ref().is_some_and(|s| s.shape.name == *name);
-                let slots = self.connections.iter().flatten().filter(of_it).map(|c| c.session.slot);
-                self.close_all(slots.collect());
+                let sessions = self.connections.iter().flatten().map(|connection| &connection.session);
+                let of_it = |session: &&Session| session.selected.as_ref().is_some_and(|s| s.shape.name == *name);
+                self.close_all(sessions.filter(of_it).map(|session| session.slot).collect());
             }
             Letter::Drain { until } => {
                 self.draining = Some(until);

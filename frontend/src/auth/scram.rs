@@ -48,7 +48,7 @@ impl Hash {
     }
 
     /// Length of a digest in bytes.
-    pub const fn len(self) -> usize {
+    pub const fn digest_len(self) -> usize {
         match self {
             Hash::Sha512 => 64,
             Hash::Sha256 => 32,
@@ -79,7 +79,7 @@ impl Hash {
 
     /// PBKDF2 over this hash: the part that is slow on purpose.
     pub fn salted_password(self, password: &[u8], salt: &[u8], iterations: u32) -> Vec<u8> {
-        let mut out = vec![0; self.len()];
+        let mut out = vec![0; self.digest_len()];
         match self {
             Hash::Sha512 => pbkdf2::pbkdf2_hmac::<Sha512>(password, salt, iterations, &mut out),
             Hash::Sha256 => pbkdf2::pbkdf2_hmac::<Sha256>(password, salt, iterations, &mut out),
@@ -220,7 +220,7 @@ impl Server {
             return Err(Failure::Malformed("the nonce is not the one of this exchange"));
         }
         let proof = BASE64.decode(proof).map_err(|_| Failure::Malformed("the proof is not base64"))?;
-        if proof.len() != self.hash.len() {
+        if proof.len() != self.hash.digest_len() {
             return Err(Failure::WrongProof);
         }
         let transcript = [&self.transcript[..], without_proof].concat();

@@ -260,7 +260,7 @@ impl User {
                 stored_key: decode("stored_key", &e.stored_key)?,
                 server_key: decode("server_key", &e.server_key)?,
             };
-            let fits = keys.stored_key.len() == hash.len() && keys.server_key.len() == hash.len();
+            let fits = keys.stored_key.len() == hash.digest_len() && keys.server_key.len() == hash.digest_len();
             if !fits || keys.iterations < ITERATIONS_MIN {
                 return Err(format!("{} keys have the wrong length or too few iterations", hash.mechanism()));
             }

@@ -9,7 +9,7 @@ use wire::{Feature, FeatureSet, Reply, Status};
 use super::{Context, Refusal};
 use crate::Shared;
 use crate::auth::sasl::{MECHANISMS, Verdict};
-use crate::cluster::Revision;
+use crate::cluster::{BucketShape, Revision};
 use crate::connection::{Selected, Session};
 use crate::counts;
 
@@ -53,10 +53,12 @@ pub(crate) fn greet(session: &mut Session, shared: &Shared) {
 }
 
 fn find(shared: &Shared, name: &str, implied: bool) -> Option<Selected> {
+    // Taken first: a deletion that comes in between is seen at the next request.
+    let checked = shared.cluster.revision();
     let bucket = shared.engine.bucket(name)?;
-    let shape = super::bucket::shape(&bucket);
+    let shape = BucketShape::of(bucket.spec());
     let timings = shared.timings_of(name);
-    Some(Selected { bucket, shape, timings, implied })
+    Some(Selected { bucket, shape, timings, implied, checked })
 }
 
 impl Context<'_> {

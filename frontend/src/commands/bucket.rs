@@ -1,6 +1,6 @@
 //! Commands on buckets as a whole: making, deleting and emptying them, and the states of their vBuckets.
 
-use engine::{Bucket, Waiter};
+use engine::Waiter;
 use persist::{BucketSpec, StoreError};
 use scheduler::PoolKind;
 use types::{BucketUuid, VbId, VbState};
@@ -9,19 +9,12 @@ use wire::kv::{CreateBucket, DeleteBucket, SetVbucket};
 
 use super::{Context, Refusal, einval, no_such_vbucket, not_supported};
 use crate::Shared;
-use crate::cluster::BucketShape;
 use crate::mailbox::{Answer, JobReply, Letter};
 
 /// Of a bucket created without saying how many.
 const VBUCKETS_DEFAULT: u16 = 1024;
 /// Of a bucket created without saying how much.
 const QUOTA_BYTES_DEFAULT: u64 = 256 << 20;
-
-/// What of a bucket shows in its configuration.
-pub(crate) fn shape(bucket: &Bucket) -> BucketShape {
-    let BucketSpec { name, uuid, vbuckets, replicas, .. } = bucket.spec();
-    BucketShape { name: name.clone(), uuid: format!("{:032x}", uuid.0), vbuckets: *vbuckets, replicas: *replicas }
-}
 
 impl Context<'_> {
     pub(super) fn list_buckets(&mut self) -> Result<(), Refusal> {

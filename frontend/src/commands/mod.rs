@@ -5,7 +5,7 @@
 //! command itself.
 
 mod bootstrap;
-pub(crate) mod bucket;
+mod bucket;
 mod collections;
 mod document;
 mod observe;
@@ -69,6 +69,11 @@ impl<'c> Context<'c> {
         if request.frames.impersonates() {
             return self.fail(Status::Eaccess, "acting as another user is not allowed");
         }
+        if !self.bucket_is_there() {
+            self.session.select(None);
+            self.session.closing = true;
+            return self.fail(Status::NoBucket, "the bucket was deleted");
+        }
         if let Err((status, context)) = self.dispatch(&request) {
             self.fail(status, &context);
         }
@@ -90,6 +95,18 @@ impl<'c> Context<'c> {
         let opcode = Opcode::from_wire(header.opcode).ok();
         self.call = Call { code: header.opcode, opcode, opaque: header.opaque, ..self.call };
         self.session.info.note_request(self.call.received);
+    }
+
+    /// Whether the selected bucket, if any, still exists. Looked at only when something in the cluster has changed.
+    fn bucket_is_there(&mut self) -> bool {
+        let Some(selected) = &mut self.session.selected else { return true };
+        let revision = self.shared.cluster.revision();
+        if selected.checked != revision {
+            selected.checked = revision;
+            let named = self.shared.engine.bucket(&selected.shape.name);
+            return named.is_some_and(|bucket| Arc::ptr_eq(&bucket, &selected.bucket));
+        }
+        true
     }
 
     fn may_send(&self) -> bool {

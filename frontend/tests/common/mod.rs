@@ -4,7 +4,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use engine::Engine;
@@ -40,6 +41,22 @@ pub fn spec(name: &str, uuid: u128) -> BucketSpec {
     }
 }
 
+/// Passwords are slow to derive on purpose, so the tests of a program share them.
+fn users_file() -> &'static Path {
+    static FILE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    &FILE
+        .get_or_init(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("users.json");
+            let users = Users::load(&env::os::env(), &path).unwrap().with_iterations(0);
+            users.set(USER, PASSWORD, Role::Admin).unwrap();
+            users.set("reader", "reader", Role::Data).unwrap();
+            users.save().unwrap();
+            (dir, path)
+        })
+        .1
+}
+
 impl Server {
     pub fn start() -> Server {
         Server::with(|_| ())
@@ -58,9 +75,7 @@ impl Server {
         engine.warm_up().unwrap();
         engine.create_bucket(spec("default", 1)).unwrap();
         engine.create_bucket(BucketSpec { replicas: 1, ..spec("replicated", 2) }).unwrap();
-        let users = Users::in_memory(&env).with_iterations(0);
-        users.set(USER, PASSWORD, Role::Admin).unwrap();
-        users.set("reader", "reader", Role::Data).unwrap();
+        let users = Users::load(&env, users_file()).unwrap();
         let mut options = Options { listen: ([127, 0, 0, 1], 0).into(), workers: 2, ..Options::default() };
         change(&mut options);
         let parts = Parts {
@@ -87,7 +102,7 @@ impl Server {
     pub fn sdk_with(&self, features: &[u16]) -> Client {
         let mut client = self.connect();
         client.hello(features);
-        client.scram(Hash::Sha512, USER, PASSWORD).unwrap();
+        client.plain(USER, PASSWORD);
         assert_eq!(client.call(RequestFrame { key: b"default", ..new(Opcode::SelectBucket) }).status, Status::Success);
         client
     }
@@ -199,6 +214,12 @@ impl Client {
         assert_eq!(got.status, Status::Success);
         assert_eq!(got.magic, 0x81);
         got.value.chunks(2).map(|c| u16::from_be_bytes([c[0], c[1]])).collect()
+    }
+
+    pub fn plain(&mut self, user: &str, password: &str) {
+        let value = format!("\0{user}\0{password}");
+        let got = self.call(RequestFrame { key: b"PLAIN", value: value.as_bytes(), ..new(Opcode::SaslAuth) });
+        assert_eq!(got.status, Status::Success);
     }
 
     /// The status of the last message, if it was not success.
