@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -14,13 +14,14 @@ use scheduler::{PoolKind, Pools, TaskHandle};
 use types::rank::{Mutex, Rank};
 use types::{Cas, DocKey, Item, KeyBuf, Level, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
+use crate::counters::Counters;
 use crate::engine::Options;
 use crate::hash_table::HashSeed;
 use crate::op::{Op, OpError, OpResult, Outcome, Reply, Request, Waiter};
 use crate::ops::{Attempt, Fetched, Run, Step, Stop};
 use crate::owned::OwnedRequest;
 use crate::pager::{Deadlines, Pager};
-use crate::vbucket::{Beginning, VBucket};
+use crate::vbucket::{Beginning, GivenUp, VBucket};
 
 /// How often a request may go back to the file before it is told to come again.
 const FETCHES_MAX: usize = 4;
@@ -28,19 +29,6 @@ const FETCHES_MAX: usize = 4;
 const PAGE_FROM_PERCENT: u8 = 85;
 const PAGE_DOWN_TO_PERCENT: u8 = 75;
 const SEQNO_PERSISTENCE_MAX: Duration = Duration::from_secs(30);
-
-/// Counts of one bucket.
-#[derive(Debug, Default)]
-pub struct Counters {
-    pub expired: AtomicU64,
-    pub commits: AtomicU64,
-    pub aborts: AtomicU64,
-    pub fetches: AtomicU64,
-    pub refused_memory: AtomicU64,
-    pub evicted: AtomicU64,
-    pub tombstones_dropped: AtomicU64,
-    pub pager_runs: AtomicU64,
-}
 
 /// One bucket.
 ///
@@ -172,7 +160,7 @@ impl Bucket {
             tasks.deadlines.cancel();
         }
         for vb in &self.vbuckets {
-            vb.give_up(why);
+            vb.take_waiting().tell(why);
         }
     }
 
@@ -207,7 +195,7 @@ impl Bucket {
 
     fn fetch(&self, request: OwnedRequest, waiter: Waiter, round: usize) {
         let Some(me) = self.me.upgrade() else { return };
-        self.counters.fetches.fetch_add(1, Relaxed);
+        self.counters.fetches.add(1);
         let (vb, key) = request.lend(|r| (r.vb, KeyBuf::copy_of(r.key)));
         let sweeps = self.vbuckets[usize::from(vb.0)].sweeps();
         let done = Box::new(move |found: Result<Option<Item>, persist::StoreError>| match found {
@@ -264,9 +252,7 @@ impl Bucket {
         let (appended_bytes, prepared, expired) = (run.appended_bytes, run.prepared, run.expired);
         drop(run);
         drop(state);
-        if expired > 0 {
-            self.counters.expired.fetch_add(expired, Relaxed);
-        }
+        self.counters.expired.add(expired);
         if appended_bytes > 0 {
             vb.add_backlog(appended_bytes);
             self.backlog_bytes.fetch_add(appended_bytes, Relaxed);
@@ -359,7 +345,7 @@ impl Bucket {
     }
 
     fn refuse_for_memory(&self) {
-        self.counters.refused_memory.fetch_add(1, Relaxed);
+        self.counters.refused_memory.add(1);
         self.give_memory_back();
     }
 
@@ -399,8 +385,8 @@ impl Bucket {
         let settled = vb.settle(self.env.clock.monotonic());
         if settled.appended_bytes > 0 {
             self.backlog_bytes.fetch_add(settled.appended_bytes, Relaxed);
-            self.counters.commits.fetch_add(settled.committed, Relaxed);
-            self.counters.aborts.fetch_add(settled.aborted, Relaxed);
+            self.counters.commits.add(settled.committed);
+            self.counters.aborts.add(settled.aborted);
             self.store.changed(vb.id, Urgency::Normal);
         }
         if let Some(deadline) = settled.arm {
@@ -437,27 +423,26 @@ impl Bucket {
         topology: Option<Vec<Vec<Option<String>>>>,
     ) -> Result<(), OpError> {
         let vb = self.vb(vb)?;
-        let before = {
+        let given_up = {
+            // The queue changes together with the state, so that no write slips in between.
             let mut current = vb.state.write();
             let mut record = (*vb.log.record()).clone();
             record.state = state;
             if let Some(topology) = topology {
                 record.topology = topology;
             }
-            if state == VbState::Active && *current != VbState::Active {
+            let (was_active, is_active) = (*current == VbState::Active, state == VbState::Active);
+            if is_active && !was_active {
                 let entry = FailoverEntry { uuid: fresh_uuid(&self.env), seqno: vb.log.marks.high() };
                 record.failover.begin(entry);
                 vb.set_uuid(entry.uuid);
+                vb.retrack();
             }
             vb.log.set_record(record);
-            std::mem::replace(&mut *current, state)
+            *current = state;
+            if was_active && !is_active { vb.take_waiting() } else { GivenUp::default() }
         };
-        match (before, state) {
-            (VbState::Active, VbState::Active) => {}
-            (VbState::Active, _) => vb.give_up("the vBucket is no longer active here"),
-            (_, VbState::Active) => vb.retrack(),
-            _ => {}
-        }
+        given_up.tell("the vBucket is no longer active here");
         self.store.changed(vb.id, Urgency::Durable);
         self.settle(vb);
         Ok(())

@@ -141,7 +141,9 @@ impl HashTable {
                     _ => true,
                 }
             });
-            stripe.shrink_to(0, |entry| self.seed.hash(entry.id()));
+            if !freed.is_empty() {
+                stripe.shrink_to(0, |entry| self.seed.hash(entry.id()));
+            }
             for item in &freed {
                 self.count(item, -1);
             }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod bucket;
+mod counters;
 mod durability;
 mod engine;
 mod expiry;
@@ -27,7 +28,8 @@ mod value;
 mod vbucket;
 mod warm_up;
 
-pub use bucket::{Bucket, Counters};
+pub use bucket::Bucket;
+pub use counters::{Count, Counters, METRICS};
 pub use engine::{Engine, Options};
 pub use expiry::RELATIVE_MAX_S;
 pub use op::{

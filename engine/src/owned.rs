@@ -5,6 +5,9 @@ use types::{Cas, Datatype, KeyBuf, VbId};
 
 use crate::op::{Op, Request, Requirement, SubdocLookup, SubdocMutate, WithMeta};
 
+/// A spec without its path and value, and these.
+type OwnedMutation = (MutationSpec<'static>, Box<[u8]>, Box<[u8]>);
+
 /// See [`OwnedRequest::lend`].
 pub(crate) struct OwnedRequest {
     vb: VbId,
@@ -18,7 +21,7 @@ pub(crate) struct OwnedRequest {
     value: Box<[u8]>,
     /// Path and value of each spec; in `op` there are none.
     lookups: Vec<(LookupSpec<'static>, Box<[u8]>)>,
-    mutations: Vec<(MutationSpec<'static>, Box<[u8]>, Box<[u8]>)>,
+    mutations: Vec<OwnedMutation>,
 }
 
 impl OwnedRequest {

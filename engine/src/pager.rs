@@ -77,7 +77,7 @@ impl Bucket {
                     self.expire(vb, DocKey::parse(&id).expect("taken from an item"));
                 }
             }
-            counters.tombstones_dropped.fetch_add(vb.drop_tombstones() as u64, Relaxed);
+            counters.tombstones_dropped.add(vb.drop_tombstones() as u64);
         }
         if self.paging.load(Relaxed) || self.is_short() {
             self.evict(counters.pager_runs.load(Relaxed) as usize);
@@ -93,7 +93,7 @@ impl Bucket {
                 return;
             }
             let evicted = vb.table.evict_values(vb.log.marks.filed(), || self.memory_used() <= low);
-            self.counters.evicted.fetch_add(evicted as u64, Relaxed);
+            self.counters.evicted.add(evicted as u64);
         }
     }
 }

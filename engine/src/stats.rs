@@ -176,12 +176,12 @@ impl Bucket {
         put("ep_tombstones_in_memory", total(|c| c.tombstones.load(Relaxed)));
         put("ep_items_with_expiry", total(|c| c.expiring.load(Relaxed)));
         put("ep_sync_writes_pending", total(|c| c.prepares.load(Relaxed)));
-        put("ep_sync_write_commits", counters.commits.load(Relaxed).to_string());
-        put("ep_sync_write_aborts", counters.aborts.load(Relaxed).to_string());
-        put("ep_bg_fetched", counters.fetches.load(Relaxed).to_string());
-        put("ep_expired_access", counters.expired.load(Relaxed).to_string());
-        put("ep_num_value_ejects", counters.evicted.load(Relaxed).to_string());
-        put("ep_tmp_oom_errors", counters.refused_memory.load(Relaxed).to_string());
+        put("ep_sync_write_commits", counters.commits.get().to_string());
+        put("ep_sync_write_aborts", counters.aborts.get().to_string());
+        put("ep_bg_fetched", counters.fetches.get().to_string());
+        put("ep_expired_access", counters.expired.get().to_string());
+        put("ep_num_value_ejects", counters.evicted.get().to_string());
+        put("ep_tmp_oom_errors", counters.refused_memory.get().to_string());
         put("ep_num_expiry_pager_runs", counters.pager_runs.load(Relaxed).to_string());
         put("ep_queue_size", self.store.pending().to_string());
         put("ep_vb_total", self.vbuckets.len().to_string());

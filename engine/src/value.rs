@@ -139,8 +139,11 @@ pub fn check_size(section: &[u8], body_len: usize) -> Result<(), OpError> {
     Ok(())
 }
 
+/// A tombstone's datatype and value.
+pub type Remains = (Datatype, Option<Box<[u8]>>);
+
 /// What a tombstone keeps of a value: its system xattrs, or nothing.
-pub fn remains(item: &Item) -> Result<(Datatype, Option<Box<[u8]>>), OpError> {
+pub fn remains(item: &Item) -> Result<Remains, OpError> {
     if !item.meta.datatype.has(Datatype::XATTR) {
         return Ok((Datatype::RAW, None));
     }

@@ -11,7 +11,7 @@ use types::{Datatype, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, V
 
 use crate::durability::{SyncWrite, Tracker, Verdict};
 use crate::hash_table::{HashSeed, HashTable};
-use crate::op::OpError;
+use crate::op::{OpError, OpResult, Waiter};
 
 /// One vBucket.
 ///
@@ -239,24 +239,35 @@ impl VBucket {
         bytes
     }
 
-    /// Tells everyone who waits that nobody will know: the vBucket stops being active, or the server stops.
-    pub(crate) fn give_up(&self, why: &'static str) {
-        let (writes, seqnos) = {
-            let mut waiting = self.waiting.lock();
-            let Some(tracker) = waiting.as_deref_mut() else { return };
-            (tracker.drain(), tracker.take_seqno_waiters(&self.log.marks, Duration::MAX))
-        };
-        for client in writes.into_iter().filter_map(|write| write.client) {
-            client.waiter.finish(Err(OpError::Ambiguous(why)));
-        }
-        for (waiter, result) in seqnos {
-            waiter.finish(result);
-        }
+    /// Takes out everyone who waits: the vBucket stops being active, or the server stops.
+    pub(crate) fn take_waiting(&self) -> GivenUp {
+        let mut waiting = self.waiting.lock();
+        let Some(tracker) = waiting.as_deref_mut() else { return GivenUp::default() };
+        GivenUp { writes: tracker.drain(), seqnos: tracker.take_seqno_waiters(&self.log.marks, Duration::MAX) }
     }
 
     /// Sync writes under way.
     pub fn sync_writes(&self) -> usize {
         self.waiting.lock().as_deref().map_or(0, Tracker::len)
+    }
+}
+
+/// Those whose waiting came to nothing.
+#[derive(Default)]
+pub(crate) struct GivenUp {
+    writes: Vec<SyncWrite>,
+    seqnos: Vec<(Waiter, OpResult)>,
+}
+
+impl GivenUp {
+    /// Tells them, without locks held. Nobody knows what becomes of a sync write now.
+    pub fn tell(self, why: &'static str) {
+        for client in self.writes.into_iter().filter_map(|write| write.client) {
+            client.waiter.finish(Err(OpError::Ambiguous(why)));
+        }
+        for (waiter, result) in self.seqnos {
+            waiter.finish(result);
+        }
     }
 }
 

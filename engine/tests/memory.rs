@@ -263,3 +263,46 @@ fn threads_that_compare_and_swap_one_key_lose_no_update() {
     assert_eq!(w.meta("k").2, threads * rounds + 1);
     assert_ne!(w.meta("k").3, Cas(0));
 }
+
+/// With real threads: sync writes under way when the server stops come to their end, and the next start finds a clean stop.
+#[test]
+fn a_drain_finishes_what_is_under_way() {
+    let (env, mut sim) = env::sim::env(3);
+    let start = |env: &env::Env| {
+        let config = scheduler::PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 };
+        let pools = scheduler::Pools::start(env, &config);
+        let data_dir = std::path::Path::new(DATA_DIR);
+        let store = persist::Store::open(env, &pools, data_dir, persist::Options::default()).unwrap();
+        let engine = Engine::new(env, &pools, store, Options::default());
+        let recovered = engine.warm_up().unwrap();
+        (pools, engine, recovered)
+    };
+    let letters = Arc::new(Letters::default());
+    let (pools, engine, _) = start(&env);
+    let bucket = engine.create_bucket(spec()).unwrap();
+    for n in 0..200u64 {
+        let key = k(&format!("k{n}"));
+        let request = durable(&key, types::Level::PersistMajority, set("v"));
+        let request = Request { vb: types::VbId((n % 4) as u16), ..request };
+        let ticket = Ticket { slot: 0, generation: 0, request: n };
+        let mailbox: Arc<dyn Mailbox> = Arc::clone(&letters) as _;
+        bucket.execute(&request, &|| Waiter::new(Arc::clone(&mailbox), ticket));
+    }
+    assert!(engine.drain().left.is_empty());
+    for n in 0..200 {
+        mutated(letters.take(n).expect("answered"));
+    }
+    let key = k("late");
+    assert!(matches!(
+        bucket.execute(&request(&key, set("v")), &|| unreachable!()),
+        Outcome::Done(Err(OpError::Cancelled))
+    ));
+    let histories = bucket.failover_log(types::VbId(1)).unwrap();
+    drop((bucket, engine));
+    pools.shutdown(scheduler::Stop::Cancel);
+    let env = sim.kill();
+    let (_pools, engine, recovered) = start(&env);
+    assert_eq!((recovered[0].documents, recovered[0].recommitted, recovered[0].vbuckets), (200, 0, 4));
+    let bucket = engine.bucket("default").unwrap();
+    assert_eq!(bucket.failover_log(types::VbId(1)).unwrap(), histories, "the same history goes on");
+}

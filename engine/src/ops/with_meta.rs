@@ -6,7 +6,7 @@ use types::{Cas, Datatype, DeleteSource, RevSeqno};
 use super::{Attempt, Change, Doc, Run};
 use crate::durability::Answer;
 use crate::op::{OpError, WithMeta, WithMetaMode};
-use crate::value::{self, Incoming, Plain};
+use crate::value::{self, Incoming, Plain, Remains};
 
 const FORCE: u32 = 0x01;
 const FORCE_ACCEPT: u32 = 0x02;
@@ -16,6 +16,9 @@ const IS_EXPIRATION: u32 = 0x10;
 
 /// A CAS with its top bit set is no clock of this century, and nothing could ever follow it.
 const CAS_MAX: Cas = Cas(i64::MAX as u64);
+
+/// Files have 48 bits for a revision, and more must be able to follow.
+const REV_MAX: RevSeqno = RevSeqno(1 << 47);
 
 impl Run<'_> {
     pub(super) fn with_meta(&mut self, incoming: WithMeta<'_>) -> Attempt {
@@ -34,6 +37,9 @@ impl Run<'_> {
         }
         if !regenerate && (incoming.cas == Cas(0) || incoming.cas > CAS_MAX) {
             return Err(OpError::Invalid("not a CAS a document can have").into());
+        }
+        if incoming.rev > REV_MAX {
+            return Err(OpError::Invalid("not a revision a document can have").into());
         }
         self.check_prepare()?;
         let doc = self.doc_or_tombstone()?;
@@ -81,7 +87,7 @@ fn live_value(incoming: &WithMeta<'_>) -> Result<(Datatype, Box<[u8]>), OpError>
     value::join(plain.section(), plain.body())
 }
 
-fn tombstone_value(incoming: &WithMeta<'_>) -> Result<(Datatype, Option<Box<[u8]>>), OpError> {
+fn tombstone_value(incoming: &WithMeta<'_>) -> Result<Remains, OpError> {
     if incoming.value.is_empty() {
         return Ok((Datatype::RAW, None));
     }

@@ -21,6 +21,12 @@ pub const ALL: Datatype = Datatype(7);
 #[derive(Default)]
 pub struct Letters(Mutex<HashMap<u64, OpResult>>);
 
+impl Letters {
+    pub fn take(&self, number: u64) -> Option<OpResult> {
+        self.0.lock().remove(&number)
+    }
+}
+
 impl Mailbox for Letters {
     fn deliver(&self, ticket: Ticket, result: OpResult) {
         let before = self.0.lock().insert(ticket.request, result);
@@ -115,7 +121,7 @@ impl World {
     }
 
     pub fn answer(&self, number: u64) -> Option<OpResult> {
-        self.letters.0.lock().remove(&number)
+        self.letters.take(number)
     }
 
     /// A request and its answer, stepping until it comes.
