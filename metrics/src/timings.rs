@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_snapshot_survives_the_trip_through_its_buckets() {
         let timings = Timings::new();
-        [0, 1, 17, 999, 1_000_000, 5_000_000_000].map(|us| timings.record(Duration::from_micros(us)));
+        [0, 1, 17, 999, 1_000_000, 5_000_000_000].iter().for_each(|us| timings.record(Duration::from_micros(*us)));
         let snapshot = timings.snapshot();
         let buckets = snapshot.buckets().map(|(from, _, n)| (from, n));
         assert_eq!(Snapshot::from_buckets(buckets, snapshot.sum(), snapshot.max()), snapshot);
