@@ -127,7 +127,8 @@ impl BucketStore {
     }
 
     /// Reads one document, alive or deleted, from the last good commit. `done` is called on a reader's thread, together
-    /// with all others that were asked of this vBucket meanwhile. `Ok(None)`: the file is whole and has no such key.
+    /// with all others that were asked of this vBucket meanwhile; on the caller's if the store is closed. `Ok(None)`: the
+    /// file is whole and has no such key.
     pub fn fetch(&self, vb: VbId, key: DocKey<'_>, done: Done) {
         fetch::ask(self.vb(vb), key, done);
     }

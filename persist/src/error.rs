@@ -40,6 +40,8 @@ pub enum StoreError {
     BadName(String),
     #[error("bucket \"{0}\" exists already")]
     BucketExists(String),
+    #[error("the store is closed")]
+    Closed,
     #[error("there is no bucket \"{0}\"")]
     NoSuchBucket(String),
     #[error("bucket \"{bucket}\": {what}")]
@@ -57,6 +59,7 @@ impl StoreError {
             StoreError::BadName(_)
             | StoreError::BucketExists(_)
             | StoreError::NoSuchBucket(_)
+            | StoreError::Closed
             | StoreError::BadSpec { .. } => Verdict::FailRequest,
         }
     }

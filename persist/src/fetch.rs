@@ -56,6 +56,12 @@ pub(crate) fn fetch_all(vb: &Vb) {
     FETCHES.record(clock.monotonic().saturating_sub(begun));
 }
 
+/// Tells everybody who waits for a document of this vBucket that the store is closed.
+pub(crate) fn refuse_all(vb: &Vb) {
+    let waiting = std::mem::take(&mut *vb.fetches.lock());
+    waiting.into_values().flatten().for_each(|done| done(Err(StoreError::Closed)));
+}
+
 /// Reads one document at once.
 pub(crate) fn now(vb: &Vb, key: DocKey<'_>) -> Result<Option<Item>, StoreError> {
     let reading = Reading::open(vb)?;

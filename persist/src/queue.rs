@@ -213,6 +213,15 @@ impl<W: Work> WorkQueue<W> {
         inner.waiting.retain(|(_, other)| !Arc::ptr_eq(other, work));
     }
 
+    /// Forgets everything that waits: for the end, as queued work may hold the queue.
+    pub fn clear(&self) {
+        let mut inner = self.inner.lock();
+        let waiting = std::mem::take(&mut inner.waiting);
+        let queued = (std::mem::take(&mut inner.durable), std::mem::take(&mut inner.normal));
+        drop(inner);
+        drop((waiting, queued));
+    }
+
     pub fn is_empty(&self) -> bool {
         let inner = self.inner.lock();
         inner.durable.is_empty() && inner.normal.is_empty()

@@ -21,8 +21,8 @@ pub(crate) struct Shared {
     pub env: Env,
     pub options: Options,
     pub flushes: WorkQueue<Vb>,
-    /// vBuckets with somebody waiting for a read.
-    pub fetches: Mutex<VecDeque<Arc<Vb>>>,
+    /// vBuckets with somebody waiting for a read; `None` once the store is closed.
+    fetches: Mutex<Option<VecDeque<Arc<Vb>>>>,
     writers: Crew,
     readers: Crew,
     retries: OnceLock<TaskHandle>,
@@ -39,7 +39,7 @@ impl Shared {
             env: env.clone(),
             options,
             flushes: WorkQueue::new(),
-            fetches: Mutex::ranked(Rank::CommitQueue, VecDeque::new()),
+            fetches: Mutex::ranked(Rank::CommitQueue, Some(VecDeque::new())),
             writers: Crew::new(),
             readers: Crew::new(),
             retries: OnceLock::new(),
@@ -65,6 +65,12 @@ impl Shared {
     pub fn stop(&self) {
         self.stop_writing();
         self.readers.cancel();
+        // What is queued holds us, so it must not stay.
+        self.flushes.clear();
+        let unread = self.fetches.lock().take();
+        for vb in unread.into_iter().flatten() {
+            fetch::refuse_all(&vb);
+        }
     }
 
     /// When this returns, nothing is flushed any more.
@@ -82,8 +88,11 @@ impl Shared {
     }
 
     pub fn fetch_wanted(&self, vb: &Arc<Vb>) {
-        self.fetches.lock().push_back(Arc::clone(vb));
-        self.readers.call();
+        let is_open = self.fetches.lock().as_mut().map(|queue| queue.push_back(Arc::clone(vb))).is_some();
+        match is_open {
+            true => self.readers.call(),
+            false => fetch::refuse_all(vb),
+        }
     }
 
     fn end_flush(&self, vb: &Arc<Vb>, outcome: Outcome) {
@@ -204,7 +213,7 @@ impl Task for Worker {
         crew.rest(self.number);
         let nothing = match self.job {
             Job::Flush => shared.flushes.is_empty(),
-            Job::Fetch => shared.fetches.lock().is_empty(),
+            Job::Fetch => shared.fetches.lock().as_ref().is_none_or(VecDeque::is_empty),
         };
         if nothing {
             return Next::Idle;
@@ -223,7 +232,7 @@ impl Worker {
                 shared.end_flush(&vb, outcome);
             }
             Job::Fetch => {
-                let next = shared.fetches.lock().pop_front();
+                let next = shared.fetches.lock().as_mut().and_then(VecDeque::pop_front);
                 let Some(vb) = next else { return false };
                 fetch::fetch_all(&vb);
             }

@@ -168,8 +168,8 @@ impl Store {
     }
 
     /// Stops the bucket's flushing, then removes its directory: renamed first, so that a crash leaves all of it or nothing.
-    /// Whoever still holds the bucket's store gets errors for reads, and its marks stand still. On an error the bucket is
-    /// closed but its directory may come back at the next start.
+    /// Whoever still holds the bucket's store gets errors for reads, and its marks stand still. Waits for flushes under way,
+    /// so no lock may be held that a nudge takes. On an error the bucket is closed, but may be back after the next start.
     pub fn delete_bucket(&self, name: &str) -> Result<(), StoreError> {
         let bucket = {
             let mut buckets = self.buckets.lock();

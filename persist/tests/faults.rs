@@ -217,6 +217,27 @@ fn a_read_that_fails_is_an_error_and_not_an_absent_key() {
     assert!(error.to_string().contains("/data/buckets/b/0.couch.1@"), "{error}");
 }
 
+#[test]
+fn whoever_waits_for_a_read_is_answered_when_the_store_closes() {
+    let (_sim, node, _) = flushed_under(FaultPlan::new());
+    let closed = Arc::new(AtomicU64::new(0));
+    let Node { store, bucket, stepper, .. } = node;
+    let ask = || {
+        let key = KeyBuf::in_default_collection(b"a").unwrap();
+        let closed = closed.clone();
+        let done = move |result: Result<Option<types::Item>, StoreError>| {
+            closed.fetch_add(u64::from(matches!(result, Err(StoreError::Closed))), Ordering::Relaxed);
+        };
+        bucket.fetch(VbId(0), key.as_key(), Box::new(done));
+    };
+    ask();
+    drop(store);
+    assert_eq!(closed.load(Ordering::Relaxed), 1);
+    ask();
+    stepper.run_until_idle();
+    assert_eq!(closed.load(Ordering::Relaxed), 2);
+}
+
 /// A file that somebody else has written to is not built upon.
 #[test]
 fn a_file_that_moved_without_us_is_not_written() {

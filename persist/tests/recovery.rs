@@ -56,7 +56,8 @@ fn a_bogus_newer_generation_is_set_aside_and_the_good_one_used() {
     let (_, history) = written();
     let good = |sim: &Sim| sim.storage.read_file(file(0, 1)).unwrap();
     type Bogus = fn(&[u8]) -> Vec<u8>;
-    let bogus: [(&str, Bogus); 4] = [
+    let bogus: [(&str, Bogus); 5] = [
+        ("cut back to an earlier commit", |good| good[..8192].to_vec()),
         ("zero length", |_| Vec::new()),
         ("garbage", |_| vec![0xa5; 9000]),
         ("cut before its only commit", |good| good[..4096].to_vec()),
