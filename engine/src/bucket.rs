@@ -147,9 +147,13 @@ impl Bucket {
         }
     }
 
-    /// Takes no more writes.
+    /// Takes no more writes: when this returns, none is under way.
     pub(crate) fn close(&self) {
         self.stopped.store(true, Relaxed);
+        for vb in &self.vbuckets {
+            // Whoever looked at `stopped` before now has finished once we get this.
+            drop(vb.state.write());
+        }
     }
 
     /// Ends the bucket's tasks; whoever waits for a sync write is told that its outcome is unknown.
@@ -174,6 +178,11 @@ impl Bucket {
 
     pub fn store(&self) -> &Arc<BucketStore> {
         &self.store
+    }
+
+    /// One vBucket, for those who read its changelog.
+    pub fn vbucket(&self, vb: VbId) -> Option<&VBucket> {
+        self.vb(vb).ok()
     }
 
     pub(crate) fn vb(&self, vb: VbId) -> Result<&VBucket, OpError> {
@@ -246,6 +255,7 @@ impl Bucket {
             appended_bytes: 0,
             prepared: None,
             expired: 0,
+            frozen: self.stopped.load(Relaxed),
         };
         let result = run.attempt();
         self.keep_fetched(&mut run);

@@ -1,13 +1,8 @@
 //! What the engine counts: for the whole node through `metrics`, and by bucket for the `STAT` command.
 
-use std::sync::Arc;
-use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use metrics::{Counter, Family, Kind, Source, Value, Visit};
-
-use crate::bucket::Bucket;
-use crate::engine::Engine;
+use metrics::Counter;
 
 metrics::metrics! {
     /// Sync writes that were committed.
@@ -75,37 +70,5 @@ impl Default for Counters {
             tombstones_dropped: Count::of(&TOMBSTONES_DROPPED),
             pager_runs: AtomicU64::new(0),
         }
-    }
-}
-
-/// A reading of every bucket, taken when asked.
-struct EachBucket {
-    engine: Weak<Engine>,
-    read: fn(&Bucket) -> u64,
-}
-
-impl Source for EachBucket {
-    fn kind(&self) -> Kind {
-        Kind::Gauge
-    }
-
-    fn walk(&self, visit: Visit<'_>) {
-        for bucket in self.engine.upgrade().iter().flat_map(|engine| engine.list()) {
-            visit(&[("bucket", bucket.name())], Value::Gauge((self.read)(&bucket) as i64));
-        }
-    }
-}
-
-impl Engine {
-    /// Readings by bucket, for the registry; beside [`METRICS`].
-    pub fn families(self: &Arc<Engine>) -> Vec<Family> {
-        let each =
-            |name, help, read| Family::shared(name, help, Arc::new(EachBucket { engine: Arc::downgrade(self), read }));
-        vec![
-            each("bucket_items", "Documents.", Bucket::items),
-            each("bucket_memory_used_bytes", "Memory that counts against the quota.", Bucket::memory_used),
-            each("bucket_quota_bytes", "The memory quota.", Bucket::quota_bytes),
-            each("bucket_pending_changes", "Changes that are in no file yet.", |bucket| bucket.store().pending()),
-        ]
     }
 }

@@ -281,3 +281,14 @@ pub(crate) struct Settled {
     pub arm: Option<Duration>,
     verdict: Option<Verdict>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_vbucket_is_small() {
+        let bytes = size_of::<VBucket>() + size_of::<Changelog>();
+        assert!(bytes <= 768, "{bytes} bytes, 1024 times");
+    }
+}

@@ -306,3 +306,54 @@ fn a_drain_finishes_what_is_under_way() {
     let bucket = engine.bucket("default").unwrap();
     assert_eq!(bucket.failover_log(types::VbId(1)).unwrap(), histories, "the same history goes on");
 }
+
+/// Goal: with threads writing and flushing at once, commits are in the order of their prepares, and everyone is answered
+/// once. Method: four threads write durably to one vBucket at every level; its changelog is read through a cursor.
+#[test]
+fn threads_that_write_durably_are_all_answered_and_committed_in_order() {
+    let (env, _sim) = env::sim::env(4);
+    let config = scheduler::PoolConfig { readers: 1, writers: 2, background: 1, cpu: 2 };
+    let pools = scheduler::Pools::start(&env, &config);
+    let options = persist::Options::default();
+    let store = persist::Store::open(&env, &pools, std::path::Path::new(DATA_DIR), options).unwrap();
+    let engine = Engine::new(&env, &pools, store, Options::default());
+    let bucket = engine.create_bucket(spec()).unwrap();
+    let vb = bucket.vbucket(types::VbId(0)).unwrap();
+    let cursor = vb.log.cursor("test", types::Seqno(0)).unwrap();
+    let letters = Arc::new(Letters::default());
+    let (threads, rounds) = (4u64, 150u64);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (letters, bucket) = (&letters, &bucket);
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let key = k(&format!("{thread}.{round}"));
+                    let levels =
+                        [types::Level::Majority, types::Level::PersistMajority, types::Level::MajorityAndPersistActive];
+                    let level = levels[(round % 3) as usize];
+                    let ticket = Ticket { slot: 0, generation: 0, request: thread * rounds + round };
+                    let mailbox: Arc<dyn Mailbox> = Arc::clone(letters) as _;
+                    bucket.execute(&durable(&key, level, set("v")), &|| Waiter::new(Arc::clone(&mailbox), ticket));
+                }
+            });
+        }
+    });
+    assert!(engine.drain().left.is_empty());
+    let acknowledged: Vec<_> = (0..threads * rounds).map(|n| mutated(letters.take(n).expect("answered"))).collect();
+    let slice = vb.log.read(&cursor, usize::MAX);
+    let committed: Vec<_> = slice
+        .items
+        .iter()
+        .filter_map(|item| match item.kind {
+            types::Kind::Committed { prepared } => prepared,
+            _ => None,
+        })
+        .collect();
+    assert_eq!(committed.len(), acknowledged.len());
+    assert!(committed.is_sorted(), "commits in prepare order");
+    let mut told: Vec<_> = acknowledged.iter().map(|m| m.seqno).collect();
+    told.sort();
+    assert_eq!(told, committed);
+    vb.log.unregister(cursor);
+    assert_eq!(bucket.items(), threads * rounds);
+}

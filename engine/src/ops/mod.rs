@@ -110,6 +110,8 @@ pub(crate) struct Run<'a> {
     /// The level of the prepare, if one was made.
     pub prepared: Option<Level>,
     pub expired: u64,
+    /// Nothing may be appended any more, not even what looking would.
+    pub frozen: bool,
 }
 
 impl Run<'_> {
@@ -144,7 +146,8 @@ impl Run<'_> {
         if !expiry::is_past(item.meta.expiry, self.now_s) {
             return Ok(Doc::Live(item));
         }
-        if self.state != VbState::Active || self.slot.prepare().is_some() || self.vb.log.marks.poisoned().is_some() {
+        let in_doubt = self.slot.prepare().is_some() || self.vb.log.marks.poisoned().is_some();
+        if self.state != VbState::Active || in_doubt || self.frozen {
             return Ok(Doc::Missing);
         }
         let item = if item.meta.datatype.has(Datatype::XATTR) { self.resident(item)? } else { item };
