@@ -21,8 +21,6 @@ use clap::error::ErrorKind;
 use cli::{Cli, Command};
 use exit::{Exit, OrExit, Refusal};
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

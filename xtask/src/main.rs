@@ -95,14 +95,14 @@ fn unit() -> Result<()> {
 /// A separate target directory each, so that the flags do not rebuild the world twice.
 fn loom() -> Result<()> {
     Tool::cargo()
-        .args(["test", "-p", "scheduler", "--release", "--locked", "--target-dir", "target/loom", "--test", "loom"])
+        .args(["test", "-p", "scheduler", "--release", "--locked", "--target-dir", "target/loom", "--lib", "models"])
         .env("RUSTFLAGS", "--cfg loom")
         .run()
 }
 
 fn shuttle() -> Result<()> {
     Tool::cargo()
-        .args(["test", "-p", "scheduler", "--release", "--locked", "--target-dir", "target/shuttle", "--test", "shuttle"])
+        .args(["test", "-p", "scheduler", "--release", "--locked", "--target-dir", "target/shuttle", "--lib", "storms"])
         .env("RUSTFLAGS", "--cfg shuttle")
         .run()
 }

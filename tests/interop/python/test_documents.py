@@ -25,9 +25,10 @@ from couchbase.options import (
     PingOptions,
     RemoveOptions,
     ReplaceOptions,
+    DeltaValue,
+    SignedInt64,
     UpsertOptions,
 )
-from couchbase.collection import DeltaValue, SignedInt64
 from couchbase.diagnostics import PingState, ServiceType
 from couchbase.transcoder import RawBinaryTranscoder, RawStringTranscoder
 

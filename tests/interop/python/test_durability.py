@@ -12,9 +12,9 @@ from couchbase.options import (
     MutateInOptions,
     RemoveOptions,
     ReplaceOptions,
+    SignedInt64,
     UpsertOptions,
 )
-from couchbase.collection import SignedInt64
 import couchbase.subdocument as SD
 
 from conftest import Server
