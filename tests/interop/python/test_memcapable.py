@@ -5,6 +5,9 @@ import subprocess
 
 import pytest
 
+from couchbase.options import GetOptions, UpsertOptions
+from couchbase.transcoder import RawJSONTranscoder
+
 from conftest import Server
 
 ASCII = re.compile(r"^ascii ")
@@ -34,7 +37,31 @@ def test_all_binary_tests_pass(open_server):
     assert done.returncode == 0, output
 
 
-def test_keys_of_every_vbucket_are_found_when_the_client_always_says_zero(open_server):
+def test_a_memcached_client_and_an_sdk_see_the_same_documents(open_server, tmp_path):
+    address = f"--servers=127.0.0.1:{open_server.kv_port}"
+
+    def run(*args, cwd=tmp_path):
+        return subprocess.run(
+            [args[0], "--binary", address, *args[1:]], cwd=cwd, capture_output=True, text=True, timeout=30
+        )
+
+    names = [f"shared-{n}" for n in range(40)]
+    for name in names:
+        (tmp_path / name).write_text(f'{{"from": "{name}"}}')
+    stored = run("memccp", *names)
+    assert stored.returncode == 0, stored.stderr
+    cluster = open_server.connect()
+    collection = cluster.bucket("default").default_collection()
+    text = RawJSONTranscoder()
+    for name in names:
+        got = collection.get(name, GetOptions(transcoder=text)).content_as[bytes]
+        assert got == (tmp_path / name).read_bytes()
+    collection.upsert("by-sdk", b'{"from": "sdk"}', UpsertOptions(transcoder=text))
+    assert run("memccat", "by-sdk").stdout.strip() == '{"from": "sdk"}'
+    cluster.close()
+
+
+def test_statistics_and_version_are_readable_by_libmemcached(open_server):
     listing = subprocess.run(
         ["memcstat", "--binary", f"--servers=127.0.0.1:{open_server.kv_port}"],
         capture_output=True,
