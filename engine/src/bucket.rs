@@ -209,6 +209,7 @@ impl Bucket {
         let sweeps = self.vbuckets[usize::from(vb.0)].sweeps();
         let done = Box::new(move |found: Result<Option<Item>, persist::StoreError>| match found {
             Ok(item) => me.retry(request, Fetched::Found { item: item.map(Arc::new), sweeps }, waiter, round),
+            Err(_) if me.stopped.load(Relaxed) => waiter.finish(Err(OpError::Cancelled)),
             Err(error) => waiter.finish(Err(OpError::Unreadable(error.to_string()))),
         });
         self.store.fetch(vb, key.as_key(), done);

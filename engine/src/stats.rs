@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use types::{Cas, CollectionId, DocKey, Item, Seqno, VbId, VbState, VbUuid};
+use types::{Cas, DocKey, Item, Seqno, VbId, VbState, VbUuid};
 
 use crate::bucket::Bucket;
 use crate::expiry;
@@ -267,7 +267,6 @@ impl Bucket {
     }
 
     fn collections(&self) -> Lines {
-        debug_assert_eq!(CollectionId::default().0, 0);
         let items = self.items().to_string();
         let bytes = self.table_bytes.load(Relaxed).to_string();
         [
@@ -282,7 +281,28 @@ impl Bucket {
     }
 
     fn kvstore(&self) -> Lines {
-        vec![("store".to_owned(), format!("{:?}", self.store.stats()))]
+        let stats = self.store.stats();
+        let mut out = [
+            ("backend_type", "couchstore".to_owned()),
+            ("queued_vbuckets", stats.queued_vbs.to_string()),
+            ("waiting_vbuckets", stats.waiting_vbs.to_string()),
+            ("pending_items", stats.pending_items.to_string()),
+            ("commits", stats.commits.to_string()),
+            ("items_written", stats.items_written.to_string()),
+            ("items_deduplicated", stats.items_deduplicated.to_string()),
+            ("value_bytes_written", stats.value_bytes_written.to_string()),
+            ("failure_flush", stats.flush_failures.to_string()),
+            ("failure_sync", stats.sync_failures.to_string()),
+            ("files_created", stats.files_created.to_string()),
+            ("fetched", stats.fetched.to_string()),
+            ("failure_get", stats.fetch_failures.to_string()),
+            ("file_bytes", stats.file_bytes.to_string()),
+            ("disk_full", stats.disk_full.to_string()),
+        ]
+        .map(|(name, value)| (format!("rw_0:{name}"), value))
+        .to_vec();
+        out.extend(stats.poisoned.into_iter().map(|(vb, why)| (format!("rw_0:poisoned:vb_{vb}"), why)));
+        out
     }
 
     fn warm_up_stats(&self) -> Lines {

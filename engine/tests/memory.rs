@@ -357,3 +357,69 @@ fn threads_that_write_durably_are_all_answered_and_committed_in_order() {
     vb.log.unregister(cursor);
     assert_eq!(bucket.items(), threads * rounds);
 }
+
+#[test]
+fn sub_document_and_durable_requests_wait_for_the_file_with_all_they_brought() {
+    use document::subdoc::{DocFlags, LookupSpec, MutationSpec, Op as Sub, PathFlags};
+    let w = World::new(1);
+    w.set("k", r#"{"a":[1,2]}"#);
+    evict(&w, "k");
+    let specs = [
+        LookupSpec { op: Sub::Get, flags: PathFlags::XATTR, path: b"$document.value_bytes" },
+        LookupSpec { op: Sub::Get, flags: PathFlags::NONE, path: b"a[1]" },
+    ];
+    let lookup = w.op("k", Op::SubdocLookup(SubdocLookup { specs: &specs, doc_flags: DocFlags::NONE }));
+    let Ok(Reply::Lookup { results, .. }) = lookup else { panic!("{lookup:?}") };
+    assert_eq!(results, [Ok(b"11".to_vec()), Ok(b"2".to_vec())]);
+
+    evict(&w, "k");
+    let specs = [
+        MutationSpec { op: Sub::DictUpsert, flags: PathFlags::XATTR, path: b"_x", value: b"1" },
+        MutationSpec { op: Sub::PushLast, flags: PathFlags::NONE, path: b"a", value: b"3" },
+        MutationSpec { op: Sub::Counter, flags: PathFlags::NONE, path: b"n", value: b"-7" },
+    ];
+    let (doc_flags, expiry, user_flags) = (DocFlags::NONE, Some(50), Some(9));
+    let key = k("k");
+    let op = Op::SubdocMutate(SubdocMutate { specs: &specs, doc_flags, expiry, user_flags });
+    let level = types::Level::PersistMajority;
+    let result = w.run(&durable(&key, level, op));
+    let Ok(Reply::SubdocMutated { results, deleted: false, .. }) = result else { panic!("{result:?}") };
+    assert_eq!(results, [(2, b"-7".to_vec())]);
+    assert_eq!(w.get("k").unwrap(), br#"{"a":[1,2,3],"n":-7}"#);
+    assert_eq!(w.meta("k").1, w.now_s() + 50);
+
+    // A store keeps the xattrs it cannot see, a delete the system's: both need the old value.
+    evict(&w, "k");
+    mutated(w.run(&durable(&key, level, set("{}"))));
+    evict(&w, "k");
+    mutated(w.run(&durable(&key, level, Op::Delete)));
+    let specs = [LookupSpec { op: Sub::Get, flags: PathFlags::XATTR, path: b"_x" }];
+    w.file_everything();
+    let lookup = w.op("k", Op::SubdocLookup(SubdocLookup { specs: &specs, doc_flags: DocFlags::ACCESS_DELETED }));
+    assert!(matches!(&lookup, Ok(Reply::Lookup { deleted: true, results, .. }) if results[0] == Ok(b"1".to_vec())));
+}
+
+#[test]
+fn an_expired_document_whose_value_is_on_disk_keeps_its_system_xattrs() {
+    use document::subdoc::{DocFlags, LookupSpec, MutationSpec, Op as Sub, PathFlags};
+    let w = World::new(1);
+    let specs = [
+        MutationSpec { op: Sub::DictUpsert, flags: PathFlags::XATTR, path: b"_x", value: b"1" },
+        MutationSpec { op: Sub::DictUpsert, flags: PathFlags::NONE, path: b"a", value: b"1" },
+    ];
+    for key in ["seen", "paged"] {
+        let doc_flags = DocFlags::MKDOC;
+        let op = SubdocMutate { specs: &specs, doc_flags, expiry: Some(10), user_flags: None };
+        mutated(w.op(key, Op::SubdocMutate(op)));
+        evict(&w, key);
+    }
+    w.sim.clock.advance(std::time::Duration::from_secs(11));
+    assert_eq!(w.get("seen"), Err(OpError::NotFound));
+    w.file_everything();
+    assert_eq!(w.bucket.items(), 0);
+    for key in ["seen", "paged"] {
+        let specs = [LookupSpec { op: Sub::Get, flags: PathFlags::XATTR, path: b"_x" }];
+        let lookup = w.op(key, Op::SubdocLookup(SubdocLookup { specs: &specs, doc_flags: DocFlags::ACCESS_DELETED }));
+        assert!(matches!(&lookup, Ok(Reply::Lookup { deleted: true, results, .. }) if results[0] == Ok(b"1".to_vec())));
+    }
+}
