@@ -24,6 +24,7 @@ mod shared;
 mod spec;
 pub mod stats;
 mod store;
+mod sync;
 #[cfg(test)]
 mod testing;
 mod vb;

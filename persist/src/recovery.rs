@@ -17,6 +17,7 @@ use crate::facts::VbFacts;
 use crate::names::{self, Entry};
 use crate::shared::Shared;
 use crate::spec::BucketSpec;
+use crate::sync::sync_file;
 use crate::vb::{Committed, open_file};
 
 /// One vBucket found on disk.
@@ -38,7 +39,8 @@ pub(crate) struct Opening<'a> {
     pub shared: &'a Arc<Shared>,
     pub dir: &'a Path,
     pub spec: &'a BucketSpec,
-    /// The last run ended without saying so: what the page cache shows may not be on disk.
+    /// The last run ended without saying so: what the page cache shows may not be on disk. Whoever opens the store syncs
+    /// the files that were found before anything counts on them.
     pub unclean: bool,
 }
 
@@ -132,6 +134,10 @@ impl Opening<'_> {
             return Ok(false);
         };
         let changed = revs.len() > 1;
+        if changed && self.unclean {
+            // Before the others go, this one must be able to stand alone.
+            sync_file(&*self.shared.env.storage, &self.path(vb, committed.rev))?;
+        }
         for &rev in revs.iter().filter(|rev| **rev != committed.rev) {
             let name = names::vb_file(vb, rev);
             match aside.iter().find(|(other, _)| *other == rev) {
@@ -163,10 +169,6 @@ impl Opening<'_> {
     fn load(&self, vb: VbId, rev: u64) -> Result<Committed, Unusable> {
         let path = self.path(vb, rev);
         let file = open_file(self.shared, &path, OpenMode::Read).map_err(Unusable::Unreadable)?;
-        if self.unclean {
-            let synced = file.sync().map_err(StoreError::io("sync", &path));
-            synced.map_err(Unusable::Unreadable)?;
-        }
         let opened = Couch::open(file, &path, Mode::Strict);
         let couch = opened.map_err(|error| self.unusable(vb, rev, error, None))?;
         let snapshot = couch.snapshot();

@@ -16,10 +16,11 @@ use crate::bucket::BucketStore;
 use crate::error::{Damages, StoreError};
 use crate::names::{self, BUCKETS_DIR, CLEAN_FILE, GONE_SUFFIX, NEW_SUFFIX};
 use crate::queue::{Urgency, Work};
-use crate::recovery::Opening;
+use crate::recovery::{Found, Opening};
 use crate::shared::Shared;
 use crate::spec::{BucketSpec, replace_file};
 use crate::stats::BucketCounters;
+use crate::sync::sync_files;
 use crate::vb::{Home, Vb};
 
 /// A shutdown goes on without a vBucket whose flush has failed this often since it began.
@@ -68,6 +69,7 @@ impl Store {
 
         let shared = Shared::start(env, pools, options);
         let mut damages = Vec::new();
+        let mut files = Vec::new();
         let mut buckets = BTreeMap::new();
         for name in storage.list(&root).map_err(StoreError::io("list", &root))? {
             let dir = root.join(&name);
@@ -85,6 +87,8 @@ impl Store {
                 if !look.damages.is_empty() {
                     return Err(StoreError::Damaged(Damages(look.damages)));
                 }
+                let path = |found: &Found| dir.join(names::vb_file(found.vb, found.committed.rev));
+                files.extend(look.found.iter().map(path));
                 let mut found: BTreeMap<VbId, _> = look.found.into_iter().map(|found| (found.vb, found)).collect();
                 Ok(assemble(&shared, &dir, spec, |vb| found.remove(&vb).map(|f| (f.committed, f.next_rev))))
             });
@@ -98,6 +102,9 @@ impl Store {
         }
         if !damages.is_empty() {
             return Err(StoreError::Damaged(Damages(damages)));
+        }
+        if !was_clean {
+            sync_files(env, pools, files)?;
         }
         storage.sync_dir(&root).map_err(StoreError::io("sync directory", &root))?;
         crate::vb::remove_if_there(storage, &clean)?;

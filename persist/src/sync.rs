@@ -1,0 +1,64 @@
+//! Syncing many files at once: one at a time, each costs a wait for the disk; together they share it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use env::{Env, OpenMode, Storage};
+use scheduler::park::{Bay, Look, Wake};
+use scheduler::{PoolKind, Pools};
+
+use crate::error::StoreError;
+
+const HELPERS_EACH: usize = 4;
+
+/// Makes durable whatever the page cache holds of these files.
+pub(crate) fn sync_files(env: &Env, pools: &Pools, paths: Vec<PathBuf>) -> Result<(), StoreError> {
+    let count = paths.len();
+    let job = Job { storage: Arc::clone(&env.storage), paths, next: AtomicUsize::new(0), done: Bay::new((0, None)) };
+    let job = Arc::new(job);
+    if count > 1 {
+        for kind in [PoolKind::Writer, PoolKind::Reader, PoolKind::Background] {
+            for _ in 0..HELPERS_EACH {
+                let job = Arc::clone(&job);
+                pools.execute(kind, "start-up sync", move || job.work());
+            }
+        }
+    }
+    // The caller works too, so that this ends even if no helper ever runs.
+    job.work();
+    let failed = job.done.wait(|(done, failed)| match *done == count {
+        true => Look::Found(failed.take()),
+        false => Look::Nothing,
+    });
+    failed.map_or(Ok(()), Err)
+}
+
+struct Job {
+    storage: Arc<dyn Storage>,
+    paths: Vec<PathBuf>,
+    /// The first file that nobody has taken.
+    next: AtomicUsize,
+    /// How many are done, and the first failure.
+    done: Bay<(usize, Option<StoreError>)>,
+}
+
+impl Job {
+    fn work(&self) {
+        while let Some(path) = self.paths.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            let failure = sync_file(&*self.storage, path).err();
+            self.done.change(|(done, failed)| {
+                *done += 1;
+                if failed.is_none() {
+                    *failed = failure;
+                }
+                ((), if *done == self.paths.len() { Wake::Everybody } else { Wake::Nobody })
+            });
+        }
+    }
+}
+
+pub(crate) fn sync_file(storage: &dyn Storage, path: &Path) -> Result<(), StoreError> {
+    let file = storage.open(path, OpenMode::Read).map_err(StoreError::io("open", path))?;
+    file.sync().map_err(StoreError::io("sync", path))
+}
