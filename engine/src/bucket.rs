@@ -499,7 +499,8 @@ impl Bucket {
             for id in self.live_ids(vb, |_| true) {
                 let key = DocKey::parse(&id).expect("taken from an item");
                 match self.delete_now(vb, key) {
-                    Ok(()) | Err(OpError::NotFound) => {}
+                    // A sync write under way counts as one that comes after.
+                    Ok(()) | Err(OpError::NotFound | OpError::SyncWriteInProgress | OpError::ReCommitInProgress) => {}
                     Err(error) => return Err(error),
                 }
             }
