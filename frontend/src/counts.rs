@@ -70,3 +70,15 @@ impl ErrorCounts {
         cell.get_or_init(|| REPLY_ERRORS.with(&[status.name()])).inc();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_stat_name_is_unique() {
+        let mut registry = metrics::Registry::new();
+        registry.add(METRICS);
+        registry.assert_every_stat_name_is_unique();
+    }
+}

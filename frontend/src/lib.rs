@@ -44,6 +44,7 @@ pub use counts::METRICS;
 
 use auth::Users;
 use cluster::Cluster;
+use connection::Session;
 use counts::{ErrorCounts, OpTimings};
 use listener::Listener;
 use mailbox::{Letter, Mailbox};
@@ -134,6 +135,11 @@ impl Shared {
         if self.table.release(slot) {
             self.wake_listener();
         }
+    }
+
+    /// Has not logged in, and has to.
+    pub fn is_stranger(&self, session: &Session) -> bool {
+        session.identity.is_none() && self.options.open_bucket.is_none()
     }
 
     fn wake_listener(&self) {

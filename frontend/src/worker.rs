@@ -37,6 +37,8 @@ const BYTES_PER_TURN: usize = 1 << 20;
 const OUTPUT_HIGH_LEN: usize = 4 << 20;
 /// Replies are sent once this many bytes have gathered, or the input is used up.
 const OUTPUT_SEND_LEN: usize = 256 << 10;
+/// Longest frame of a client that nobody knows yet; its memory is not to be had for the asking.
+const STRANGER_FRAME_LEN_MAX: usize = 1 << 20;
 /// Requests of one connection that may be under way together.
 const IN_FLIGHT_MAX: usize = 32;
 /// How long a closed connection is kept to see the client's end of it.
@@ -380,6 +382,12 @@ impl Worker {
                 }
             };
             let (code, framing) = match &next {
+                Next::Need(need) if *need > STRANGER_FRAME_LEN_MAX && self.shared.is_stranger(session) => {
+                    tracing::debug!(peer = %session.info.peer, "closing: a frame of {need} bytes before the login");
+                    counts::PROTOCOL_ERRORS.inc();
+                    session.closing = true;
+                    break Pause::Closing;
+                }
                 Next::Need(need) => {
                     connection.need = *need;
                     break Pause::Hungry;

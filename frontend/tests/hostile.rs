@@ -37,6 +37,16 @@ fn a_frame_over_the_limit_and_a_foreign_protocol_are_closed_without_a_reply() {
 }
 
 #[test]
+fn strangers_get_no_memory_for_large_frames() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let mut header = new(Opcode::Set).to_bytes();
+    header[8..12].copy_from_slice(&(2u32 << 20).to_be_bytes());
+    client.send(&header);
+    assert_eq!(client.try_recv(), None);
+}
+
+#[test]
 fn a_value_over_the_limit_is_too_big_and_the_connection_lives() {
     let server = Server::start();
     let mut client = server.sdk();

@@ -110,9 +110,7 @@ impl<'c> Context<'c> {
     }
 
     fn may_send(&self) -> bool {
-        self.session.identity.is_some()
-            || self.shared.options.open_bucket.is_some()
-            || wire::opcode::allowed_before_auth(self.call.code)
+        !self.shared.is_stranger(self.session) || wire::opcode::allowed_before_auth(self.call.code)
     }
 
     fn dispatch(&mut self, request: &Request<'_>) -> Result<(), Refusal> {
