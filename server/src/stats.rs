@@ -20,6 +20,7 @@ impl Process {
     pub fn new(pools: &Arc<Pools>, engine: &Arc<engine::Engine>, began: Instant, node_uuid: &str) -> Process {
         let mut registry = Registry::new();
         registry.add(frontend::METRICS);
+        registry.add(engine::METRICS);
         registry.add(persist::stats::METRICS);
         pools.register(&mut registry);
         registry.add(&process_families(began));

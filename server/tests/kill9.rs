@@ -32,13 +32,13 @@ struct Plan {
 
 #[test]
 fn acknowledged_durable_writes_survive_twenty_kills() {
-    let plan = Plan { vbuckets: 16, kills: 20, keys_per_client: 6, acks_max: 600 };
+    let plan = Plan { vbuckets: 16, kills: 20, keys_per_client: 6, acks_max: 4000 };
     survive(&plan, Dice::new("twenty kills"));
 }
 
 #[test]
 fn acknowledged_durable_writes_survive_kills_with_a_thousand_vbuckets() {
-    let plan = Plan { vbuckets: 1024, kills: 5, keys_per_client: 40, acks_max: 1200 };
+    let plan = Plan { vbuckets: 1024, kills: 5, keys_per_client: 40, acks_max: 4000 };
     survive(&plan, Dice::new("a thousand vBuckets"));
 }
 

@@ -4,7 +4,7 @@
 //! that only a hanging server meets.
 
 // Every test binary compiles this module and uses its own part of it.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 pub mod connection;
 pub mod dice;
