@@ -9,6 +9,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use harness::{Connection, PASSWORD, Serve, USER};
 use types::Level;
@@ -266,27 +267,20 @@ fn a_server_whose_output_nobody_reads_goes_on() {
         .env("SETTEE_PASSWORD", PASSWORD)
         .args(["serve", "--kv=127.0.0.1:0", "--admin=127.0.0.1:0", "--data-dir"])
         .arg(&data);
-    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     // `settee serve | head -0`
     drop(child.stdout.take());
-    let mut log = std::io::BufReader::new(child.stderr.take().unwrap());
+    let log = std::io::BufReader::new(child.stderr.take().unwrap());
     let mut said = String::new();
-    let mut line = String::new();
-    // The log names the ports too, or there would be no way to know that it runs.
-    while !said.contains("stopp") && std::io::BufRead::read_line(&mut log, &mut line).unwrap() > 0 {
-        said.push_str(&line);
-        if line.contains("ready") {
+    for line in std::io::BufRead::lines(log) {
+        said += &(line.unwrap() + "\n");
+        // The last line of a first start before it is ready; a signal that comes before that waits for its turn.
+        if said.ends_with("created bucket=\"default\"\n") {
             let pid = child.id().to_string();
-            assert!(
-                std::process::Command::new("sh")
-                    .args(["-c", "kill -s TERM \"$1\"", "sh", &pid])
-                    .status()
-                    .unwrap()
-                    .success()
-            );
+            let sent = Command::new("sh").args(["-c", "kill -s TERM \"$1\"", "sh", &pid]).status().unwrap();
+            assert!(sent.success());
         }
-        line.clear();
     }
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(0), "{status:?}\n{said}");
