@@ -1,8 +1,8 @@
 //! Goal: a damaged file is refused by name and place, or read around where that is provably right; it never turns into
 //! a wrong answer or a missing document.
 //!
-//! Method: a server writes a bucket and stops; its files are damaged in one way after another, each in a fresh copy, and
-//! a server is started on the copy.
+//! Method: a server writes a bucket and stops; its files are damaged in one way after another, each in a fresh copy,
+//! and a server is started on the copy.
 
 mod harness;
 
