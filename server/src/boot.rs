@@ -20,6 +20,9 @@ use crate::exit::{Exit, OrExit, Refusal};
 use crate::node::Node;
 use crate::{credentials, log, stats};
 
+/// What VERSION and the admin port say: the generation of the protocol that clients may expect, then who we are.
+pub const VERSION: &str = concat!("7.6.0-settee-", env!("CARGO_PKG_VERSION"));
+
 /// How long a stop waits for clients in the middle of something.
 const DRAIN_MAX: Duration = Duration::from_secs(4);
 
@@ -232,6 +235,6 @@ fn front_options(config: &Config) -> frontend::Options {
         workers: config.workers,
         connections_max: config.connections_max,
         open_bucket: (!config.open_bucket.is_empty()).then(|| config.open_bucket.clone()),
-        ..frontend::Options::default()
+        version: VERSION.to_owned(),
     }
 }

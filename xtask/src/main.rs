@@ -22,7 +22,11 @@ struct Step {
 const STEPS: &[Step] = &[
     Step { name: "fmt", proves: "the code is formatted", run: fmt },
     Step { name: "clippy", proves: "no warning anywhere", run: clippy },
-    Step { name: "licences", proves: "every dependency may be used and none is known to be unsound", run: licences::check },
+    Step {
+        name: "licences",
+        proves: "every dependency may be used and none is known to be unsound",
+        run: licences::check,
+    },
     Step { name: "unit", proves: "unit, property, golden, crash, simulation and kill -9 tests", run: unit },
     Step { name: "loom", proves: "the wake/sleep primitive loses no wake-up", run: loom },
     Step { name: "shuttle", proves: "the pool survives storms of wakes, cancels and resizes", run: shuttle },
@@ -40,7 +44,9 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["test"] => test(|_| true),
-        ["test", "--only", ref names @ ..] if !names.is_empty() => known(names).and_then(|()| test(|s| names.contains(&s))),
+        ["test", "--only", ref names @ ..] if !names.is_empty() => {
+            known(names).and_then(|()| test(|s| names.contains(&s)))
+        }
         ["docs"] => write_docs(),
         _ => {
             eprintln!("usage: cargo xtask test [--only STEP...] | docs\n\nsteps:");
@@ -172,7 +178,9 @@ fn node() -> Result<()> {
 /// `unit`, and the reason for the skip is printed.
 fn fuzz() -> Result<()> {
     if Tool::new("cargo").args(["+nightly", "--version"]).output().is_err() {
-        println!("skipped: no nightly toolchain here, which coverage-guided fuzzing needs; `unit` ran the same entry points");
+        println!(
+            "skipped: no nightly toolchain here, which coverage-guided fuzzing needs; `unit` ran the same entry points"
+        );
         return Ok(());
     }
     if !step::on_path("cargo-fuzz") {
