@@ -46,6 +46,20 @@ fn strangers_get_no_memory_for_large_frames() {
     assert_eq!(client.try_recv(), None);
 }
 
+/// The server is idle otherwise: nothing but the deadline makes it look.
+#[test]
+fn a_client_that_does_not_log_in_is_closed_in_time_and_one_that_does_stays() {
+    let server = Server::with(|options| options.login_max = Duration::from_millis(300));
+    let mut friend = server.sdk();
+    let mut silent = server.connect();
+    let mut half = server.connect();
+    half.send(&[0x80, 0]);
+    let began = Instant::now();
+    assert_eq!((silent.try_recv(), half.try_recv()), (None, None));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    assert_eq!(friend.noop().status, Status::Success);
+}
+
 #[test]
 fn a_value_over_the_limit_is_too_big_and_the_connection_lives() {
     let server = Server::start();
