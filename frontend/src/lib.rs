@@ -62,8 +62,6 @@ pub struct Options {
     pub connections_max: u32,
     /// A bucket for clients that do not authenticate. The caller has made sure that this is wanted.
     pub open_bucket: Option<String>,
-    /// How long a client may take to log in.
-    pub login_max: Duration,
     /// What VERSION answers.
     pub version: String,
 }
@@ -75,7 +73,6 @@ impl Default for Options {
             workers: 0,
             connections_max: 10_000,
             open_bucket: None,
-            login_max: Duration::from_secs(30),
             // The protocol's generation first: libmemcached gives up on a server whose major version is 0.
             version: concat!("8.0.0-settee-", env!("CARGO_PKG_VERSION")).to_owned(),
         }

@@ -39,6 +39,8 @@ const OUTPUT_HIGH_LEN: usize = 4 << 20;
 const OUTPUT_SEND_LEN: usize = 256 << 10;
 /// Longest frame of a client that nobody knows yet; its memory is not to be had for the asking.
 const STRANGER_FRAME_LEN_MAX: usize = 1 << 20;
+/// How long a client may take to log in.
+const LOGIN_MAX: Duration = Duration::from_secs(30);
 /// Requests of one connection that may be under way together.
 const IN_FLIGHT_MAX: usize = 32;
 /// How long a closed connection is kept to see the client's end of it.
@@ -224,7 +226,7 @@ impl Worker {
         commands::greet(&mut session, &self.shared);
         if self.shared.is_stranger(&session) {
             self.skip_acquaintances();
-            self.strangers.push_back((self.shared.now() + self.shared.options.login_max, slot));
+            self.strangers.push_back((self.shared.now() + LOGIN_MAX, slot));
         }
         let connection = Connection {
             stream,
