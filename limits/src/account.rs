@@ -145,12 +145,12 @@ mod models {
                 })
                 .collect();
             let mut told = account.give(1);
-            let taken = takers.into_iter().filter(|_| true).map(|t| t.join().unwrap()).filter(|t| *t).count();
+            let taken = takers.into_iter().map(|taker| taker.join().unwrap()).filter(|taken| *taken).count();
             assert!(taken <= 1);
             for _ in 0..taken {
                 told |= account.give(1);
             }
-            assert!(taken == 2 || told, "one was refused, the permit is free, and nobody was told");
+            assert!(told, "somebody was refused, the permit is free, and nobody was told");
             assert_eq!(account.balance(), Balance { capacity: 1, out: 0 });
         });
     }

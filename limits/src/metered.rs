@@ -62,7 +62,7 @@ impl Storage for Metered {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        Ok(self.with_permit(path, || self.inner.list(path))?.0)
+        self.with_permit(path, || self.inner.list(path)).map(|(names, _permit)| names)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -79,7 +79,7 @@ impl Storage for Metered {
 
     /// A sync is not tried again after it failed, but one without a descriptor never began.
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        Ok(self.with_permit(path, || self.inner.sync_dir(path))?.0)
+        self.with_permit(path, || self.inner.sync_dir(path)).map(|(done, _permit)| done)
     }
 
     fn exists(&self, path: &Path) -> io::Result<bool> {
