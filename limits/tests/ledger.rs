@@ -91,6 +91,18 @@ fn a_class_shrinks_below_what_is_out_and_refuses_until_that_is_back() {
     assert!(ledger.take(Class::Connections).is_none());
 }
 
+#[test]
+fn a_class_that_shrinks_has_its_idle_descriptors_closed() {
+    let ledger = ledger(100);
+    let idle = Idle::of(&ledger, Class::Files);
+    idle.fill(Class::Files, 60);
+    let _busy = ledger.take_many(Class::Files, 20).unwrap();
+    ledger.resize(Class::Files, 50).unwrap();
+    assert_eq!((ledger.out(Class::Files), idle.kept.lock().unwrap().len()), (50, 30));
+    ledger.resize(Class::Files, 10).unwrap();
+    assert_eq!((ledger.out(Class::Files), idle.kept.lock().unwrap().len()), (20, 0), "what is busy stays");
+}
+
 /// Goal: a resize promises nothing that somebody still holds. Method: shrink one class under its holders, grow another.
 #[test]
 fn a_class_grows_by_what_the_others_have_really_given_up() {

@@ -194,6 +194,39 @@ fn permits_out_are_what_the_kernel_lists_as_open() {
     assert_eq!((open_now(), ledger.out(Class::Files)), (3, 3));
 }
 
+/// Goal: the kernel's refusal is survived, not only the simulated one. Method: this test again, in a process that may
+/// have 40 files open, with a cache that takes all of them before its class is used up.
+#[test]
+fn the_kernels_own_limit_is_survived() {
+    const INSIDE: &str = "SETTEE_TEST_FEW_DESCRIPTORS";
+    if std::env::var_os(INSIDE).is_none() {
+        let again = "ulimit -n 40 && exec \"$0\" --exact the_kernels_own_limit_is_survived --nocapture";
+        let this = std::env::current_exe().unwrap();
+        let child = std::process::Command::new("sh").args(["-c", again]).arg(this).env(INSIDE, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(
+            child.status.success() && said.contains("1 passed"),
+            "{said}{}",
+            String::from_utf8_lossy(&child.stderr)
+        );
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (_, ledger, _) = world();
+    let storage = Metered::new(env::os::env().storage, Arc::clone(&ledger), Class::Files);
+    let cache = Arc::new(Cache::default());
+    ledger.on_pressure(Class::Files, Arc::downgrade(&cache) as _);
+    for n in 0..200 {
+        let file = storage.open(&dir.path().join(n.to_string()), OpenMode::CreateNew).unwrap();
+        cache.0.lock().unwrap().push_back(file);
+        storage.sync_dir(dir.path()).unwrap();
+        assert_eq!(storage.list(dir.path()).unwrap().len(), n + 1);
+    }
+    let stats = ledger.stats();
+    assert!(stats.exhausted > 3 && stats.given_back > 100, "{stats:?}");
+    assert_eq!(ledger.out(Class::Files) as usize, cache.0.lock().unwrap().len());
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Open { name: u8, mode: OpenMode, background: bool },
