@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use engine::Bucket;
+use limits::{Class, Permit};
 use mio::net::TcpStream;
 use parking_lot::Mutex;
 use wire::{FeatureSet, Opcode};
@@ -26,6 +27,8 @@ pub struct Info {
     pub requests: AtomicU64,
     pub in_flight: AtomicU32,
     pub bytes_queued: AtomicU64,
+    /// It holds one of the places that are kept for an administrator.
+    pub in_reserve: AtomicBool,
     pub names: Mutex<Names>,
 }
 
@@ -46,6 +49,7 @@ impl Info {
             requests: AtomicU64::new(0),
             in_flight: AtomicU32::new(0),
             bytes_queued: AtomicU64::new(0),
+            in_reserve: AtomicBool::new(false),
             names: Mutex::new(Names::default()),
         }
     }
@@ -172,6 +176,37 @@ pub struct Connection {
     pub queued: bool,
     /// When the last bytes were read.
     pub received: Duration,
+    /// The socket did not take all there was.
+    pub unsent: bool,
+    /// When that became so, or when it last took some of it.
+    pub sent: Duration,
     /// The input holds no whole frame until it is this long.
     pub need: usize,
+    /// Part of a request is here, and the rest is the client's to send.
+    pub half: bool,
+    /// Since when it has to log in, if it has to.
+    pub stranger_since: Option<Duration>,
+    /// It counts among the strangers that the table has room for.
+    pub counted: bool,
+    /// What it wants to do takes an ordinary place, and it has one of the reserve.
+    pub parked: Parked,
+    /// When the worker looks at the clock for it.
+    pub timer: Option<Duration>,
+    /// Given back after the socket is closed.
+    pub permit: Permit,
+}
+
+impl Connection {
+    pub fn in_reserve(&self) -> bool {
+        self.permit.class() == Class::Admin
+    }
+}
+
+/// Whether a connection waits for an ordinary place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parked {
+    No,
+    Waiting,
+    /// There was none; it is told so and closed.
+    Refused,
 }

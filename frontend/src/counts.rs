@@ -12,6 +12,10 @@ metrics! {
     pub static TOTAL_CONNECTIONS: Counter = "total_connections";
     /// Times the listener found every slot of the connection table taken and paused.
     pub static CONNECTION_TABLE_FULL: Counter = "connection_table_full";
+    /// Connections that were let into the places kept for an administrator.
+    pub static CONNECTIONS_IN_RESERVE: Counter = "connections_in_reserve";
+    /// Connections the server ended, by what for: login, idle, stalled, unsent or crowded.
+    pub static CONNECTIONS_ENDED: Labelled<Counter> = "connections_ended" ["reason"];
     /// Connections that could not be accepted, most likely for want of descriptors.
     pub static ACCEPT_ERRORS: Counter = "accept_errors";
     /// Connections closed because their bytes were not this protocol.

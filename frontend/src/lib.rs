@@ -22,10 +22,12 @@ pub mod counts;
 mod errors;
 mod listener;
 mod mailbox;
+mod strangers;
+mod sync;
 mod table;
 mod worker;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Release};
@@ -35,6 +37,7 @@ use std::time::Duration;
 
 use engine::Engine;
 use env::Env;
+use limits::{Class, Ledger, NoRoom};
 use mio::{Poll, Waker};
 use parking_lot::Mutex;
 use scheduler::Pools;
@@ -48,6 +51,7 @@ use connection::Session;
 use counts::{ErrorCounts, OpTimings};
 use listener::Listener;
 use mailbox::{Letter, Mailbox};
+use strangers::Strangers;
 use table::{Slot, Table};
 use worker::{WAKE, Worker};
 
@@ -58,12 +62,38 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Event loops; 0: one a core.
     pub workers: usize,
-    /// Slots of the connection table.
-    pub connections_max: u32,
     /// A bucket for clients that do not authenticate. The caller has made sure that this is wanted.
     pub open_bucket: Option<String>,
     /// What VERSION answers.
     pub version: String,
+    pub bounds: Bounds,
+}
+
+/// What one client may take, in time and memory. May be changed while the front end runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// How long a client may take to log in.
+    pub login_timeout: Duration,
+    /// A client that sends nothing for this long is closed. `None`: it may stay.
+    pub idle_timeout: Option<Duration>,
+    /// How long a request may stay half sent, or answers unread.
+    pub stall_timeout: Duration,
+    /// With more bytes of answers than this to be sent, a client is closed.
+    pub unsent_len_max: usize,
+    /// After how much silence the system asks whether the client's machine is still there.
+    pub keepalive: Option<Duration>,
+}
+
+impl Default for Bounds {
+    fn default() -> Bounds {
+        Bounds {
+            login_timeout: Duration::from_secs(30),
+            idle_timeout: None,
+            stall_timeout: Duration::from_secs(60),
+            unsent_len_max: 256 << 20,
+            keepalive: Some(Duration::from_secs(60)),
+        }
+    }
 }
 
 impl Default for Options {
@@ -71,10 +101,10 @@ impl Default for Options {
         Options {
             listen: SocketAddr::from(([127, 0, 0, 1], 11210)),
             workers: 0,
-            connections_max: 10_000,
             open_bucket: None,
             // The protocol's generation first: libmemcached gives up on a server whose major version is 0.
             version: concat!("8.0.0-settee-", env!("CARGO_PKG_VERSION")).to_owned(),
+            bounds: Bounds::default(),
         }
     }
 }
@@ -101,6 +131,8 @@ pub struct Parts {
     pub pools: Arc<Pools>,
     pub engine: Arc<Engine>,
     pub users: Arc<Users>,
+    /// Says how many connections there may be: its classes `Connections` and, for the reserve, `Admin`.
+    pub ledger: Arc<Ledger>,
     /// Makes the cluster's view once the port is known.
     pub cluster: Box<dyn FnOnce(SocketAddr) -> Arc<Cluster>>,
     pub stats: Arc<dyn StatProvider>,
@@ -114,7 +146,14 @@ pub(crate) struct Shared {
     pub users: Arc<Users>,
     pub cluster: Arc<Cluster>,
     pub stats: Arc<dyn StatProvider>,
+    pub ledger: Arc<Ledger>,
+    pub bounds: Mutex<Bounds>,
     pub table: Table,
+    pub strangers: Strangers,
+    /// Connections of the reserve that wait for an ordinary place, the first come first.
+    pub parked: Mutex<VecDeque<Slot>>,
+    /// Clients wait, and no ordinary place came free for a while.
+    pub stuck: AtomicBool,
     pub errors: ErrorCounts,
     pub pools: Arc<Pools>,
     pub started: Duration,
@@ -132,10 +171,22 @@ impl Shared {
         self.env.clock.monotonic()
     }
 
-    pub fn release(&self, slot: Slot) {
-        if self.table.release(slot) {
+    /// A connection of the reserve waits for an ordinary place.
+    pub fn park(&self, slot: Slot) {
+        self.parked.lock().push_back(slot);
+        self.wake_listener();
+    }
+
+    /// One stranger less.
+    pub fn stranger_left(&self) {
+        if self.strangers.leave() {
             self.wake_listener();
         }
+    }
+
+    /// Client connections there may be, the reserve not among them.
+    pub fn connections_max(&self) -> u32 {
+        self.ledger.plan().connections_max()
     }
 
     /// Has not logged in, and has to.
@@ -203,7 +254,12 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
     let mailboxes = polls.iter().map(mailbox).collect::<io::Result<Vec<_>>>()?;
     let listener = Waker::new(listener_poll.registry(), WAKE)?;
     let shared = Arc::new_cyclic(|me| Shared {
-        table: Table::new(workers, options.connections_max.max(workers as u32)),
+        table: Table::new(workers),
+        strangers: Strangers::new(parts.ledger.plan().connections_max()),
+        parked: Mutex::new(VecDeque::new()),
+        stuck: AtomicBool::new(false),
+        bounds: Mutex::new(options.bounds),
+        ledger: parts.ledger,
         errors: ErrorCounts::default(),
         pools: parts.pools,
         started: parts.env.clock.monotonic(),
@@ -226,7 +282,15 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
         front_end.threads.push(thread::Builder::new().name(format!("kv-worker-{n}")).spawn(|| worker.run())?);
     }
     // From here on every slot has a worker to serve it.
-    let listener = Listener { poll: listener_poll, socket, shared };
+    for class in [Class::Connections, Class::Admin] {
+        let weak = Arc::downgrade(&shared);
+        shared.ledger.on_release(class, move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.wake_listener();
+            }
+        });
+    }
+    let listener = Listener::new(listener_poll, socket, shared);
     front_end.threads.push(thread::Builder::new().name("kv-listener".to_owned()).spawn(|| listener.run())?);
     Ok(front_end)
 }
@@ -241,9 +305,9 @@ impl FrontEnd {
         &self.shared.cluster
     }
 
-    /// To be called after a bucket was deleted by other means than this port: ends the connections to it.
-    pub fn forget_bucket(&self, name: &str) {
-        self.shared.forget_bucket(name);
+    /// For parts that outlive a borrow of this one.
+    pub fn handle(&self) -> Handle {
+        Handle(Arc::clone(&self.shared))
     }
 
     /// Connections open now.
@@ -276,6 +340,35 @@ impl FrontEnd {
         for worker in self.threads.drain(..) {
             join(worker);
         }
+    }
+}
+
+/// A running front end, as others may change it.
+#[derive(Clone)]
+pub struct Handle(Arc<Shared>);
+
+impl Handle {
+    /// To be called after a bucket was deleted by other means than the key-value port: ends the connections to it.
+    pub fn forget_bucket(&self, name: &str) {
+        self.0.forget_bucket(name);
+    }
+
+    /// Sets how many clients there may be. More than that many stay until they leave.
+    ///
+    /// # Errors
+    /// There are not so many descriptors; the range is in the text.
+    pub fn resize(&self, connections_max: u32) -> Result<(), NoRoom> {
+        self.0.ledger.resize(Class::Connections, connections_max)?;
+        if self.0.strangers.resize(connections_max) {
+            self.0.wake_listener();
+        }
+        Ok(())
+    }
+
+    /// Sets what one client may take, of those here and those to come.
+    pub fn set_bounds(&self, bounds: Bounds) {
+        *self.0.bounds.lock() = bounds;
+        self.0.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::Bounds(bounds)));
     }
 }
 

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{OpResult, Ticket};
+use limits::Permit;
 use mio::Waker;
 use mio::net::TcpStream;
-use types::rank::{Mutex, Rank};
+use types::rank::Rank;
 use wire::Status;
 
+use crate::Bounds;
 use crate::connection::Info;
+use crate::sync::Mutex;
 use crate::table::Slot;
 
 pub enum Letter {
@@ -21,7 +24,18 @@ pub enum Letter {
         slot: Slot,
         info: Arc<Info>,
         stream: TcpStream,
+        permit: Permit,
+        /// It counts among the strangers that the table has room for.
+        counted: bool,
     },
+    /// A connection of the reserve has an ordinary place.
+    Promoted {
+        slot: Slot,
+        permit: Permit,
+    },
+    /// Somebody has waited for a place for a while and none came free: part with those who only hold one.
+    Crowded,
+    Bounds(Bounds),
     Answer {
         ticket: Ticket,
         answer: Answer,
@@ -51,21 +65,19 @@ pub struct JobReply {
 }
 
 pub struct Mailbox {
-    letters: Mutex<Vec<Letter>>,
+    inbox: Inbox<Letter>,
     waker: Waker,
 }
 
 impl Mailbox {
     pub fn new(waker: Waker) -> Mailbox {
-        Mailbox { letters: Mutex::ranked(Rank::RunQueue, Vec::new()), waker }
+        Mailbox { inbox: Inbox::new(), waker }
     }
 
     pub fn post(&self, letter: Letter) {
-        let mut letters = self.letters.lock();
-        let was_empty = letters.is_empty();
-        letters.push(letter);
-        drop(letters);
-        if was_empty && let Err(error) = self.waker.wake() {
+        if self.inbox.post(letter)
+            && let Err(error) = self.waker.wake()
+        {
             // The event descriptor is ours and open; a worker that cannot be woken would lose answers silently.
             panic!("waking a worker: {error}");
         }
@@ -73,13 +85,95 @@ impl Mailbox {
 
     /// Everything posted so far, into `letters`, which must be empty.
     pub fn collect(&self, letters: &mut Vec<Letter>) {
-        debug_assert!(letters.is_empty());
-        std::mem::swap(letters, &mut self.letters.lock());
+        self.inbox.collect(letters);
     }
 }
 
 impl engine::Mailbox for Mailbox {
     fn deliver(&self, ticket: Ticket, result: OpResult) {
         self.post(Letter::Answer { ticket, answer: Answer::Op(result) });
+    }
+}
+
+/// Letters that nobody has looked at yet.
+struct Inbox<L>(Mutex<Vec<L>>);
+
+impl<L> Inbox<L> {
+    fn new() -> Inbox<L> {
+        Inbox(Mutex::ranked(Rank::RunQueue, Vec::new()))
+    }
+
+    /// True: the owner may be asleep and is to be woken.
+    #[must_use]
+    fn post(&self, letter: L) -> bool {
+        let mut letters = self.0.lock();
+        letters.push(letter);
+        letters.len() == 1
+    }
+
+    fn collect(&self, letters: &mut Vec<L>) {
+        debug_assert!(letters.is_empty());
+        std::mem::swap(letters, &mut self.0.lock());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::{Arc, Notify};
+    use loom::thread;
+
+    /// Goal: no letter lies unread while its owner sleeps. Method: two post while the owner collects and goes to sleep;
+    /// like an event descriptor, the bell remembers one ring. A letter left behind is a deadlock, which loom reports.
+    #[test]
+    fn a_letter_posted_while_the_worker_goes_to_sleep_is_read() {
+        loom::model(|| {
+            let (inbox, bell) = (Arc::new(Inbox::new()), Arc::new(Notify::new()));
+            let posters: Vec<_> = (0..2)
+                .map(|n| {
+                    let (inbox, bell) = (inbox.clone(), bell.clone());
+                    thread::spawn(move || {
+                        if inbox.post(n) {
+                            bell.notify();
+                        }
+                    })
+                })
+                .collect();
+            let (mut read, mut letters) = (0, Vec::new());
+            while read < 2 {
+                bell.wait();
+                inbox.collect(&mut letters);
+                read += letters.drain(..).count();
+            }
+            posters.into_iter().for_each(|poster| poster.join().unwrap());
+        });
+    }
+
+    /// The same with a look before the lock, which is the mistake this is about.
+    #[test]
+    #[should_panic]
+    fn deciding_about_the_wake_before_the_letter_is_in_loses_it() {
+        loom::model(|| {
+            let (inbox, bell) = (Arc::new(Inbox::new()), Arc::new(Notify::new()));
+            let posters: Vec<_> = (0..2)
+                .map(|n| {
+                    let (inbox, bell) = (inbox.clone(), bell.clone());
+                    thread::spawn(move || {
+                        let was_empty = inbox.0.lock().is_empty();
+                        let _ = inbox.post(n);
+                        if was_empty {
+                            bell.notify();
+                        }
+                    })
+                })
+                .collect();
+            let (mut read, mut letters) = (0, Vec::new());
+            while read < 2 {
+                bell.wait();
+                inbox.collect(&mut letters);
+                read += letters.drain(..).count();
+            }
+            posters.into_iter().for_each(|poster| poster.join().unwrap());
+        });
     }
 }

@@ -1,40 +1,39 @@
-//! The connection table: a fixed number of slots, owned in equal shares by the workers.
+//! The connection table: slots, owned by the workers in equal shares.
 //!
 //! A slot is taken from the worker with the fewest connections and goes back to the same worker's list, so a
 //! connection never moves and nobody scans. Freed slots are reused last in, first out, which keeps the touched memory
-//! small; slots never used are not there yet, so a large table costs nothing until it fills. Statistics walk one
-//! worker's share at a time, under a lock that accept and close hold for a few instructions.
+//! small; slots never used are not there yet, so a large table costs nothing until it fills. How many may be taken is
+//! the ledger's business: whoever takes a slot has a permit for its socket, and a resize of the table is one of the
+//! ledger. Statistics walk one worker's share at a time, under a lock that accept and close hold for a few
+//! instructions.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::atomic::Ordering::Relaxed;
 
-use types::rank::{Mutex, Rank};
+use types::rank::Rank;
 
 use crate::connection::Info;
+use crate::sync::{AtomicU32, Mutex};
 
 /// Which connection. Equal slots of different generations are different connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot {
     pub index: u32,
     pub generation: u32,
 }
 
-/// 1. A slot is free, or has exactly one owner and an entry on the active list: free + active = capacity.
+/// 1. A slot is free, or has exactly one owner and an entry on the active list: free + active = slots made, and no more
+///    are made than were ever taken together.
 /// 2. The generation grows at each release, so a late event or answer finds another number and is dropped.
 /// 3. [`Table::release`] is the only way back, and it panics on a slot that is not taken.
-/// 4. Whoever was told "full" is told when that may have changed: see [`Table::take`].
 pub struct Table {
     shares: Box<[Share]>,
-    capacity: u32,
-    /// Somebody waits for a slot.
-    starved: AtomicBool,
     /// Connections are spread from here when several workers have equally few.
     turn: AtomicU32,
 }
 
 struct Share {
     active: AtomicU32,
-    capacity: u32,
     slots: Mutex<Slots>,
 }
 
@@ -50,19 +49,10 @@ struct Entry {
 }
 
 impl Table {
-    pub fn new(workers: usize, capacity: u32) -> Table {
-        assert!(workers > 0 && capacity as usize >= workers, "every worker has at least one slot");
-        let share = |w: u32| Share {
-            active: AtomicU32::new(0),
-            capacity: capacity / workers as u32 + u32::from(w < capacity % workers as u32),
-            slots: Mutex::ranked(Rank::RunQueue, Slots::default()),
-        };
-        let shares = (0..workers as u32).map(share).collect();
-        Table { shares, capacity, starved: AtomicBool::new(false), turn: AtomicU32::new(0) }
-    }
-
-    pub fn capacity(&self) -> u32 {
-        self.capacity
+    pub fn new(workers: usize) -> Table {
+        assert!(workers > 0, "somebody has to own the slots");
+        let share = |_| Share { active: AtomicU32::new(0), slots: Mutex::ranked(Rank::RunQueue, Slots::default()) };
+        Table { shares: (0..workers).map(share).collect(), turn: AtomicU32::new(0) }
     }
 
     pub fn active(&self) -> u32 {
@@ -79,47 +69,42 @@ impl Table {
         slot.index as usize / self.shares.len()
     }
 
-    /// Takes a slot of the least loaded worker, and puts what `info` makes for it on the active list.
-    ///
-    /// `None`: all taken; the next release will answer true. That promise holds because both sides write, fence and
-    /// then read the other's word:
-    ///
-    /// ```text
-    ///     taker:     starved = true   fence   look for a slot once more
-    ///     releaser:  slot is free     fence   starved?  yes: tell
-    /// ```
-    pub fn take(&self, info: impl FnOnce(Slot) -> Arc<Info>) -> Option<(Slot, Arc<Info>)> {
-        let slot = self.find().or_else(|| {
-            self.starved.store(true, Relaxed);
-            fence(SeqCst);
-            let slot = self.find();
-            if slot.is_some() {
-                self.starved.store(false, Relaxed);
-            }
-            slot
-        })?;
+    /// Takes a slot of the least loaded worker, and puts what `info` makes for it on the active list. For holders of a
+    /// permit only.
+    pub fn take(&self, info: impl FnOnce(Slot) -> Arc<Info>) -> (Slot, Arc<Info>) {
+        let workers = self.shares.len();
+        let first = self.turn.fetch_add(1, Relaxed) as usize;
+        let least = (0..workers).map(|w| (first + w) % workers).min_by_key(|&w| self.shares[w].active.load(Relaxed));
+        let worker = least.unwrap_or(0);
+        let share = &self.shares[worker];
+        share.active.fetch_add(1, Relaxed);
+        let mut slots = share.slots.lock();
+        let place = slots.free.pop().unwrap_or_else(|| {
+            slots.entries.push(Entry { generation: 0, info: None });
+            slots.entries.len() as u32 - 1
+        });
+        let entry = &mut slots.entries[place as usize];
+        assert!(entry.info.is_none(), "a slot has one owner");
+        let slot = Slot { index: place * workers as u32 + worker as u32, generation: entry.generation };
         let info = info(slot);
-        let mut slots = self.shares[self.worker_of(slot)].slots.lock();
-        slots.entries[slot.index as usize / self.shares.len()].info = Some(info.clone());
+        entry.info = Some(info.clone());
         drop(slots);
-        Some((slot, info))
+        (slot, info)
     }
 
-    /// Gives a slot back. True: somebody waits for one.
-    #[must_use]
-    pub fn release(&self, slot: Slot) -> bool {
+    /// Gives a slot back.
+    pub fn release(&self, slot: Slot) {
         let share = &self.shares[self.worker_of(slot)];
-        let place = slot.index as usize / self.shares.len();
+        let place = self.place_of(slot);
         let mut slots = share.slots.lock();
         let entry = &mut slots.entries[place];
         assert_eq!(entry.generation, slot.generation, "a slot is released by its owner");
         assert!(entry.info.take().is_some(), "a slot is released once");
         entry.generation = entry.generation.wrapping_add(1);
         slots.free.push(place as u32);
+        assert!(slots.free.len() <= slots.entries.len(), "a free slot is on the list once");
         drop(slots);
         share.active.fetch_sub(1, Relaxed);
-        fence(SeqCst);
-        self.starved.swap(false, Relaxed)
     }
 
     /// Visits every connection, one worker's share after the other.
@@ -130,44 +115,35 @@ impl Table {
         }
     }
 
-    fn find(&self) -> Option<Slot> {
-        let first = self.turn.fetch_add(1, Relaxed) as usize;
-        let mut workers: Vec<usize> = (0..self.shares.len()).map(|w| (first + w) % self.shares.len()).collect();
-        workers.sort_by_key(|&w| self.shares[w].active.load(Relaxed));
-        workers.into_iter().find_map(|w| self.shares[w].find(w as u32, self.shares.len() as u32))
-    }
-}
-
-impl Share {
-    fn find(&self, worker: u32, workers: u32) -> Option<Slot> {
-        let mut slots = self.slots.lock();
-        let place = match slots.free.pop() {
-            Some(place) => place,
-            None if (slots.entries.len() as u32) < self.capacity => {
-                slots.entries.push(Entry { generation: 0, info: None });
-                slots.entries.len() as u32 - 1
-            }
-            None => return None,
-        };
-        let generation = slots.entries[place as usize].generation;
-        self.active.fetch_add(1, Relaxed);
-        Some(Slot { index: place * workers + worker, generation })
+    /// Slots made, and how many of them are free.
+    #[cfg(test)]
+    fn made_and_free(&self) -> (usize, usize) {
+        let counts = self.shares.iter().map(|share| {
+            let slots = share.slots.lock();
+            (slots.entries.len(), slots.free.len())
+        });
+        counts.fold((0, 0), |(made, free), (m, f)| (made + m, free + f))
     }
 }
 
 #[cfg(test)]
+fn info_of(slot: Slot) -> Arc<Info> {
+    Arc::new(Info::new(slot, "127.0.0.1:1".parse().expect("an address"), Default::default()))
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
-    fn take(table: &Table) -> Option<Slot> {
-        table.take(|slot| Arc::new(Info::new(slot, "127.0.0.1:1".parse().unwrap(), Default::default()))).map(|(s, _)| s)
+    fn take(table: &Table) -> Slot {
+        table.take(info_of).0
     }
 
     #[test]
-    fn every_slot_can_be_taken_once_and_the_workers_stay_even() {
-        let table = Table::new(3, 8);
-        let slots: Vec<Slot> = (0..8).map(|_| take(&table).expect("free")).collect();
-        assert_eq!(take(&table), None);
+    fn every_slot_is_somebodys_once_and_the_workers_stay_even() {
+        let table = Table::new(3);
+        let slots: Vec<Slot> = (0..8).map(|_| take(&table)).collect();
         let mut indexes: Vec<u32> = slots.iter().map(|s| s.index).collect();
         indexes.sort();
         indexes.dedup();
@@ -179,42 +155,88 @@ mod tests {
 
     #[test]
     fn a_freed_slot_comes_back_as_another_generation() {
-        let table = Table::new(1, 4);
-        let first = take(&table).unwrap();
-        assert!(!table.release(first), "nobody waits");
-        let second = take(&table).unwrap();
+        let table = Table::new(1);
+        let first = take(&table);
+        table.release(first);
+        let second = take(&table);
         assert_eq!((second.index, second.generation), (first.index, first.generation + 1));
-    }
-
-    #[test]
-    fn whoever_was_refused_is_told_of_the_next_free_slot_once() {
-        let table = Table::new(2, 2);
-        let (one, two) = (take(&table).unwrap(), take(&table).unwrap());
-        assert_eq!(take(&table), None);
-        assert!(table.release(one));
-        assert!(!table.release(two));
-        assert!(take(&table).is_some() && take(&table).is_some());
     }
 
     #[test]
     #[should_panic(expected = "a slot is released")]
     fn releasing_twice_panics() {
-        let table = Table::new(1, 1);
-        let slot = take(&table).unwrap();
-        let _ = table.release(slot);
-        let _ = table.release(slot);
+        let table = Table::new(1);
+        let slot = take(&table);
+        table.release(slot);
+        table.release(slot);
     }
 
     #[test]
     fn the_active_list_shows_who_is_connected() {
-        let table = Table::new(2, 5);
-        let slots: Vec<Slot> = (0..4).map(|_| take(&table).unwrap()).collect();
-        let _ = table.release(slots[1]);
+        let table = Table::new(2);
+        let slots: Vec<Slot> = (0..4).map(|_| take(&table)).collect();
+        table.release(slots[1]);
         let mut seen = Vec::new();
         table.walk(|info| seen.push(info.slot.index));
         seen.sort();
         let mut expected = vec![slots[0].index, slots[2].index, slots[3].index];
         expected.sort();
         assert_eq!(seen, expected);
+    }
+
+    proptest! {
+        /// Goal: free + active = made, and no more are made than were ever out together. Method: any order of coming
+        /// and going; the slots that are out are all different.
+        #[test]
+        fn slots_add_up_whatever_the_order(workers in 1usize..5, steps in proptest::collection::vec(any::<u16>(), 1..200)) {
+            let table = Table::new(workers);
+            let (mut out, mut most) = (Vec::new(), 0);
+            for step in steps {
+                if step % 3 == 0 && !out.is_empty() {
+                    table.release(out.swap_remove(usize::from(step) % out.len()));
+                } else {
+                    let slot = take(&table);
+                    prop_assert!(out.iter().all(|other: &Slot| other.index != slot.index));
+                    out.push(slot);
+                }
+                most = most.max(out.len());
+                let (made, free) = table.made_and_free();
+                prop_assert_eq!(free + out.len(), made);
+                // Closes may fall on one worker, whose share then grew for the others' sake.
+                prop_assert!(made < most + workers * most.max(1));
+            }
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::atomic::AtomicBool;
+    use loom::thread;
+
+    /// Goal: no slot has two owners. Method: two take and give back at once; each marks its slot as its own meanwhile.
+    #[test]
+    fn no_slot_is_handed_out_twice() {
+        loom::model(|| {
+            let table = loom::sync::Arc::new(Table::new(1));
+            let owned = loom::sync::Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+            let visit = |table: &Table, owned: &[AtomicBool; 2]| {
+                let (slot, _) = table.take(info_of);
+                let owned = &owned[slot.index as usize];
+                assert!(!owned.swap(true, Relaxed), "it is somebody else's");
+                assert!(owned.swap(false, Relaxed));
+                table.release(slot);
+            };
+            let other = {
+                let (table, owned) = (table.clone(), owned.clone());
+                thread::spawn(move || visit(&table, &owned))
+            };
+            visit(&table, &owned);
+            other.join().unwrap();
+            assert_eq!(table.active(), 0);
+            let (made, free) = table.made_and_free();
+            assert!(made == free && made <= 2);
+        });
     }
 }

@@ -10,24 +10,27 @@
 //! `readable` and `writable` are kept until a call says "would block". A connection that used up its turn goes to the
 //! end of the queue with its flags as they are; nothing is lost by that, and nobody starves behind a busy one.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use limits::Permit;
 use mio::{Events, Interest, Poll, Token};
 use wire::frame::HEADER_LEN;
 use wire::{FrameReader, Next, Opcode, Side};
 
-use crate::Shared;
+use crate::auth::Role;
 use crate::buffer::Lender;
 use crate::commands::{self, Context};
-use crate::connection::{Connection, Info, Phase, Session};
+use crate::connection::{Connection, Info, Parked, Phase, Session};
 use crate::counts;
 use crate::mailbox::{Letter, Mailbox};
 use crate::table::Slot;
+use crate::{Bounds, Shared};
 
 /// Requests a connection may start before it goes to the end of the queue.
 const REQUESTS_PER_TURN: u32 = 128;
@@ -39,8 +42,12 @@ const OUTPUT_HIGH_LEN: usize = 4 << 20;
 const OUTPUT_SEND_LEN: usize = 256 << 10;
 /// Longest frame of a client that nobody knows yet; its memory is not to be had for the asking.
 const STRANGER_FRAME_LEN_MAX: usize = 1 << 20;
-/// How long a client may take to log in.
-const LOGIN_MAX: Duration = Duration::from_secs(30);
+/// How long a stranger may keep a place while others wait for one.
+const STRANGER_CROWDED: Duration = Duration::from_secs(5);
+/// How long a place of the reserve may be held between two requests, while others wait, by an administrator and by
+/// anybody else.
+const RESERVE_ADMIN: Duration = Duration::from_secs(5);
+const RESERVE_OTHER: Duration = Duration::from_secs(1);
 /// Requests of one connection that may be under way together.
 const IN_FLIGHT_MAX: usize = 32;
 /// How long a closed connection is kept to see the client's end of it.
@@ -60,8 +67,11 @@ pub(crate) struct Worker {
     ready: VecDeque<u32>,
     /// Closed connections and when to forget them, about in order.
     lingering: VecDeque<(Duration, Slot)>,
-    /// Connections that have yet to log in and by when, in order.
+    /// Connections that have yet to log in and since when, in order.
     strangers: VecDeque<(Duration, Slot)>,
+    /// When to look at a connection's other deadlines. Late entries are harmless: see [`Worker::set_timer`].
+    timers: BinaryHeap<Reverse<(Duration, Slot)>>,
+    bounds: Bounds,
     lender: Lender,
     draining: Option<Duration>,
 }
@@ -91,7 +101,10 @@ enum Pause {
 
 impl Worker {
     pub fn new(poll: Poll, shared: Arc<Shared>, mailbox: Arc<Mailbox>) -> Worker {
+        let bounds = *shared.bounds.lock();
         Worker {
+            bounds,
+            timers: BinaryHeap::new(),
             poll,
             shared,
             mailbox,
@@ -139,8 +152,10 @@ impl Worker {
             return Some(Duration::ZERO);
         }
         self.skip_acquaintances();
-        let first = |queue: &VecDeque<(Duration, Slot)>| queue.front().map(|(until, _)| *until);
-        let deadlines = [first(&self.lingering), first(&self.strangers), self.draining];
+        let first = |queue: &VecDeque<(Duration, Slot)>| queue.front().map(|(at, _)| *at);
+        let login = first(&self.strangers).map(|since| since + self.bounds.login_timeout);
+        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
+        let deadlines = [first(&self.lingering), login, timer, self.draining];
         let next = deadlines.into_iter().flatten().min()?;
         // Rounded up to what the poll can tell apart, so that it does not spin through the last millisecond.
         Some(next.saturating_sub(self.shared.now()) + Duration::from_millis(1))
@@ -148,9 +163,8 @@ impl Worker {
 
     /// Takes those off the front of the strangers that are none any more.
     fn skip_acquaintances(&mut self) {
-        while let Some(&(_, slot)) = self.strangers.front() {
-            let shared = self.shared.clone();
-            if self.find(slot).is_some_and(|connection| shared.is_stranger(&connection.session)) {
+        while let Some(&(since, slot)) = self.strangers.front() {
+            if self.find(slot).is_some_and(|connection| connection.stranger_since == Some(since)) {
                 return;
             }
             self.strangers.pop_front();
@@ -167,7 +181,14 @@ impl Worker {
 
     fn open_letter(&mut self, letter: Letter) {
         match letter {
-            Letter::Adopt { slot, info, stream } => self.adopt(slot, info, stream),
+            Letter::Adopt { slot, info, stream, permit, counted } => self.adopt(slot, info, stream, permit, counted),
+            Letter::Promoted { slot, permit } => self.promote(slot, permit),
+            Letter::Crowded => self.make_room(),
+            Letter::Bounds(bounds) => {
+                self.bounds = bounds;
+                let slots: Vec<Slot> = self.connections.iter().flatten().map(|c| c.session.slot).collect();
+                slots.into_iter().for_each(|slot| self.set_timer(slot));
+            }
             Letter::Answer { ticket, answer } => {
                 let slot = Slot { index: ticket.slot, generation: ticket.generation };
                 let (shared, mailbox) = (self.shared.clone(), self.mailbox.clone());
@@ -209,7 +230,7 @@ impl Worker {
         }
     }
 
-    fn adopt(&mut self, slot: Slot, info: Arc<Info>, mut stream: mio::net::TcpStream) {
+    fn adopt(&mut self, slot: Slot, info: Arc<Info>, mut stream: mio::net::TcpStream, permit: Permit, counted: bool) {
         let place = self.shared.table.place_of(slot);
         if self.connections.len() <= place {
             self.connections.resize_with(place + 1, || None);
@@ -218,15 +239,19 @@ impl Worker {
         if let Err(error) = self.poll.registry().register(&mut stream, token_of(slot), interest) {
             tracing::warn!(peer = %info.peer, "a connection could not be watched: {error}");
             drop(stream);
-            self.shared.release(slot);
-            return;
+            if counted {
+                self.shared.stranger_left();
+            }
+            return self.shared.table.release(slot);
         }
         let mut session = Session::new(slot, info);
         session.closing = self.draining.is_some();
         commands::greet(&mut session, &self.shared);
-        if self.shared.is_stranger(&session) {
+        let now = self.shared.now();
+        let stranger_since = self.shared.is_stranger(&session).then_some(now);
+        if stranger_since.is_some() {
             self.skip_acquaintances();
-            self.strangers.push_back((self.shared.now() + LOGIN_MAX, slot));
+            self.strangers.push_back((now, slot));
         }
         let connection = Connection {
             stream,
@@ -239,8 +264,16 @@ impl Worker {
             eof: false,
             phase: Phase::Serving,
             queued: false,
-            received: self.shared.now(),
+            received: now,
+            sent: now,
+            unsent: false,
             need: HEADER_LEN,
+            half: false,
+            stranger_since,
+            counted,
+            parked: Parked::No,
+            timer: None,
+            permit,
         };
         assert!(self.connections[place].replace(Box::new(connection)).is_none(), "a slot has one connection");
         self.open += 1;
@@ -264,7 +297,11 @@ impl Worker {
     fn turn(&mut self, place: usize) {
         let Some(mut connection) = self.connections.get_mut(place).and_then(Option::take) else { return };
         connection.queued = false;
-        let fate = self.serve(&mut connection);
+        let mut fate = self.serve(&mut connection);
+        if connection.output.len() > self.bounds.unsent_len_max {
+            fate = self.end(&connection, "unsent", "too many answers are unread");
+        }
+        self.note_login(&mut connection);
         connection.input.settle(&mut self.lender);
         connection.output.settle(&mut self.lender);
         connection.session.info.bytes_queued.store(connection.output.len() as u64, Relaxed);
@@ -276,6 +313,138 @@ impl Worker {
         if matches!(fate, Fate::Again) {
             self.enqueue(slot);
         }
+        self.set_timer(slot);
+    }
+
+    /// Keeps count of who has yet to log in. A login that is tried again and fails makes a stranger anew.
+    fn note_login(&mut self, connection: &mut Connection) {
+        let is_stranger = self.shared.is_stranger(&connection.session);
+        if is_stranger == connection.stranger_since.is_some() {
+            return;
+        }
+        let now = self.shared.now();
+        connection.stranger_since = is_stranger.then_some(now);
+        if is_stranger {
+            self.strangers.push_back((now, connection.session.slot));
+            if !connection.in_reserve() {
+                self.shared.strangers.stay();
+                connection.counted = true;
+            }
+        } else if std::mem::take(&mut connection.counted) {
+            self.shared.stranger_left();
+        }
+    }
+
+    /// When a connection is to be ended if nothing happens meanwhile.
+    fn deadline(&self, connection: &Connection) -> Option<Deadline> {
+        let Bounds { stall_timeout, idle_timeout, .. } = self.bounds;
+        let session = &connection.session;
+        if matches!(connection.phase, Phase::Lingering { .. }) {
+            None
+        } else if connection.unsent {
+            Some(Deadline { at: connection.sent + stall_timeout, reason: "stalled", gone: true })
+        } else if session.closing || !session.in_flight.is_empty() || connection.parked != Parked::No {
+            None
+        } else if connection.half {
+            Some(Deadline { at: connection.received + stall_timeout, reason: "stalled", gone: false })
+        } else {
+            let active = connection.received.max(connection.sent);
+            idle_timeout.map(|idle| Deadline { at: active + idle, reason: "idle", gone: false })
+        }
+    }
+
+    /// Has a connection looked at when its deadline comes, unless it is looked at before that anyway: then is early
+    /// enough to see that it has become later. So a busy connection costs one entry a timeout.
+    fn set_timer(&mut self, slot: Slot) {
+        let Some(connection) = self.find(slot) else { return };
+        let timer = connection.timer;
+        let place = self.shared.table.place_of(slot);
+        let Some(connection) = self.connections[place].as_deref() else { return };
+        let Some(deadline) = self.deadline(connection) else { return };
+        if timer.is_none_or(|timer| deadline.at < timer)
+            && let Some(connection) = self.find(slot)
+        {
+            connection.timer = Some(deadline.at);
+            self.timers.push(Reverse((deadline.at, slot)));
+        }
+    }
+
+    /// Ends those whose deadline has come.
+    fn look_at_the_clock(&mut self, now: Duration) {
+        while let Some(&Reverse((at, slot))) = self.timers.peek()
+            && at <= now
+        {
+            self.timers.pop();
+            let Some(connection) = self.find(slot).filter(|connection| connection.timer == Some(at)) else { continue };
+            connection.timer = None;
+            let place = self.shared.table.place_of(slot);
+            let Some(connection) = self.connections[place].as_deref() else { continue };
+            match self.deadline(connection).filter(|deadline| deadline.at <= now) {
+                Some(deadline) => {
+                    self.end(connection, deadline.reason, "nothing happened for too long");
+                    if deadline.gone {
+                        self.drop_slot(slot);
+                    } else {
+                        self.close_all(vec![slot]);
+                    }
+                }
+                None => self.set_timer(slot),
+            }
+        }
+    }
+
+    fn end(&self, connection: &Connection, reason: &'static str, why: &str) -> Fate {
+        tracing::debug!(peer = %connection.session.info.peer, "closing: {why}");
+        counts::CONNECTIONS_ENDED.with(&[reason]).inc();
+        Fate::Gone
+    }
+
+    fn promote(&mut self, slot: Slot, permit: Permit) {
+        let shared = self.shared.clone();
+        let Some(connection) = self.find(slot) else { return };
+        connection.permit = permit;
+        connection.parked = Parked::No;
+        connection.session.info.in_reserve.store(false, Relaxed);
+        if connection.stranger_since.is_some() {
+            shared.strangers.stay();
+            connection.counted = true;
+        }
+        self.enqueue(slot);
+    }
+
+    /// Others wait and nobody leaves: ends strangers that take their time, and those who hold a place of the reserve
+    /// without using it for what it is kept for.
+    fn make_room(&mut self) {
+        let now = self.shared.now();
+        let mut leaving = Vec::new();
+        for connection in self.connections.iter_mut().flatten() {
+            if connection.session.closing {
+                continue;
+            }
+            let session = &connection.session;
+            let silent = now.saturating_sub(connection.received);
+            let over = match (connection.in_reserve(), &session.identity, connection.parked) {
+                (false, ..) => connection.stranger_since.is_some_and(|since| now >= since + STRANGER_CROWDED),
+                (true, _, Parked::Waiting) => {
+                    connection.parked = Parked::Refused;
+                    true
+                }
+                (true, _, Parked::Refused) => false,
+                (true, None, _) => now >= session.info.since + RESERVE_OTHER,
+                (true, Some(identity), _) => {
+                    let patience = if identity.role == Role::Admin { RESERVE_ADMIN } else { RESERVE_OTHER };
+                    session.in_flight.is_empty() && silent >= patience
+                }
+            };
+            if over {
+                counts::CONNECTIONS_ENDED.with(&["crowded"]).inc();
+                leaving.push((connection.session.slot, connection.parked == Parked::Refused));
+            }
+        }
+        for (slot, refused) in leaving {
+            // One that waits for an answer gets it before it is closed.
+            if refused { self.enqueue(slot) } else { self.close_all(vec![slot]) }
+        }
     }
 
     /// The one way a connection ends.
@@ -283,27 +452,34 @@ impl Worker {
         // An error here leaves nothing to be done: dropping the stream closes it either way.
         let _ = self.poll.registry().deregister(&mut connection.stream);
         let slot = connection.session.slot;
-        drop(connection);
+        let Connection { stream, permit, counted, .. } = connection;
+        drop(stream);
         self.open -= 1;
         counts::CURR_CONNECTIONS.sub(1);
-        self.shared.release(slot);
+        self.shared.table.release(slot);
+        if counted {
+            self.shared.stranger_left();
+        }
+        // Last: it wakes whoever waits for a place.
+        drop(permit);
     }
 
     fn forget_the_dead(&mut self) {
-        if self.lingering.is_empty() && self.strangers.is_empty() && self.draining.is_none() {
+        let nothing = self.lingering.is_empty() && self.strangers.is_empty() && self.timers.is_empty();
+        if nothing && self.draining.is_none() {
             return;
         }
         let now = self.shared.now();
-        while self.strangers.front().is_some_and(|(until, _)| *until <= now) {
-            let Some((_, slot)) = self.strangers.pop_front() else { break };
-            let shared = self.shared.clone();
-            if let Some(connection) = self.find(slot)
-                && shared.is_stranger(&connection.session)
-            {
+        let login_timeout = self.bounds.login_timeout;
+        while self.strangers.front().is_some_and(|(since, _)| *since + login_timeout <= now) {
+            let Some((since, slot)) = self.strangers.pop_front() else { break };
+            if let Some(connection) = self.find(slot).filter(|c| c.stranger_since == Some(since)) {
                 tracing::debug!(peer = %connection.session.info.peer, "closing: it did not log in in time");
+                counts::CONNECTIONS_ENDED.with(&["login"]).inc();
                 self.close_all(vec![slot]);
             }
         }
+        self.look_at_the_clock(now);
         while self.lingering.front().is_some_and(|(until, _)| *until <= now) {
             let Some((_, slot)) = self.lingering.pop_front() else { break };
             self.drop_slot(slot);
@@ -336,7 +512,7 @@ impl Worker {
                     Ok(()) => {}
                     Err(_) => return Fate::Gone,
                 },
-                Pause::Backlogged => match send(connection) {
+                Pause::Backlogged => match self.send(connection) {
                     Ok(()) if connection.output.len() > OUTPUT_HIGH_LEN => break Pause::Backlogged,
                     Ok(()) => {}
                     Err(_) => return Fate::Gone,
@@ -344,9 +520,10 @@ impl Worker {
                 pause => break pause,
             }
         };
-        if send(connection).is_err() {
+        if self.send(connection).is_err() {
             return Fate::Gone;
         }
+        connection.half = matches!(pause, Pause::Hungry) && connection.input.len() > 0;
         match pause {
             Pause::Spent => Fate::Again,
             Pause::Closing if connection.session.in_flight.is_empty() && connection.output.len() == 0 => {
@@ -395,6 +572,7 @@ impl Worker {
         let mut input = std::mem::take(&mut connection.input);
         let sent = connection.output.sent_len();
         let out = connection.output.tail(&mut self.lender);
+        let in_reserve = connection.permit.class() == limits::Class::Admin;
         let session = &mut connection.session;
         let pause = loop {
             if session.closing {
@@ -415,7 +593,7 @@ impl Worker {
                     break Pause::Closing;
                 }
             };
-            let (code, framing) = match &next {
+            let (header, framing) = match &next {
                 Next::Need(need) if *need > STRANGER_FRAME_LEN_MAX && self.shared.is_stranger(session) => {
                     tracing::debug!(peer = %session.info.peer, "closing: a frame of {need} bytes before the login");
                     counts::PROTOCOL_ERRORS.inc();
@@ -426,10 +604,21 @@ impl Worker {
                     connection.need = *need;
                     break Pause::Hungry;
                 }
-                Next::Frame(frame) => (frame.header.opcode, frame.framing_extras),
-                Next::Malformed(header) => (header.opcode, &[][..]),
+                Next::Frame(frame) => (&frame.header, frame.framing_extras),
+                Next::Malformed(header) => (header, &[][..]),
             };
-            if !may_start(session, code, framing) {
+            if !may_start(session, header.opcode, framing) {
+                break Pause::Stalled;
+            }
+            if in_reserve && !commands::allowed_in_reserve(session, header.opcode) {
+                if connection.parked == Parked::Refused || self.shared.stuck.load(Relaxed) {
+                    Context::new(session, out, &self.shared, &self.mailbox, connection.received).turn_away(header);
+                    break Pause::Closing;
+                }
+                if connection.parked == Parked::No {
+                    connection.parked = Parked::Waiting;
+                    self.shared.park(session.slot);
+                }
                 break Pause::Stalled;
             }
             let mut context = Context::new(session, out, &self.shared, &self.mailbox, connection.received);
@@ -452,11 +641,47 @@ impl Worker {
             input.consume(input.len());
         }
         connection.input = input;
-        if matches!(pause, Pause::Hungry) && connection.output.len() >= OUTPUT_SEND_LEN && send(connection).is_err() {
+        if matches!(pause, Pause::Hungry)
+            && connection.output.len() >= OUTPUT_SEND_LEN
+            && self.send(connection).is_err()
+        {
             connection.session.closing = true;
         }
         pause
     }
+
+    /// Sends what is there, as far as the socket takes it.
+    fn send(&self, connection: &mut Connection) -> io::Result<()> {
+        let mut moved = false;
+        while connection.writable && connection.output.len() > 0 {
+            match connection.stream.write(connection.output.unsent()) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    connection.output.sent(count);
+                    counts::BYTES_WRITTEN.add(count as u64);
+                    moved = true;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.writable = false,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // What is sent at once, as nearly everything is, needs no look at the clock.
+        let unsent = connection.output.len() > 0;
+        if connection.unsent != unsent || (unsent && moved) {
+            connection.sent = self.shared.now();
+        }
+        connection.unsent = unsent;
+        Ok(())
+    }
+}
+
+/// The moment to end a connection.
+struct Deadline {
+    at: Duration,
+    reason: &'static str,
+    /// At once: it does not read what would be said.
+    gone: bool,
 }
 
 /// Whether a request may start beside those under way.
@@ -474,23 +699,6 @@ fn may_start(session: &Session, code: u8, framing: &[u8]) -> bool {
 
 fn is_barrier(framing: &[u8]) -> bool {
     wire::frame_info::Objects(framing).map_while(Result::ok).any(|object| object.id == 0)
-}
-
-/// Sends what is there, as far as the socket takes it.
-fn send(connection: &mut Connection) -> io::Result<()> {
-    while connection.writable && connection.output.len() > 0 {
-        match connection.stream.write(connection.output.unsent()) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => {
-                connection.output.sent(count);
-                counts::BYTES_WRITTEN.add(count as u64);
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => connection.writable = false,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// Looks whether a client whose requests are not read now is still there.

@@ -177,7 +177,7 @@ fn a_client_that_never_reads_is_held_and_does_not_hold_others() {
 
 #[test]
 fn a_full_table_makes_clients_wait_and_lets_them_in_when_one_leaves() {
-    let server = Server::with(|options| options.connections_max = 2);
+    let server = Server::sized(2, |_| ());
     let (mut one, mut two) = (server.connect(), server.connect());
     one.noop();
     two.noop();

@@ -8,11 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use env::Env;
 use frontend::auth::{Role, Users};
 use frontend::cluster::Cluster;
+use limits::{Class, Ledger, Metered, Plan, PlanError, Wish, Wishes};
 use persist::{BucketSpec, Store, StoreError, Verdict};
 use scheduler::{PoolConfig, Pools, Stop};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use types::BucketUuid;
 
@@ -20,25 +22,40 @@ use crate::admin;
 use crate::config::Config;
 use crate::exit::{Exit, OrExit, Refusal};
 use crate::node::Node;
+use crate::reload::{InEffect, Origin, Reloader};
 use crate::{credentials, log, stats};
 
 /// What VERSION and the admin port say: the generation of the protocol that clients may expect, then who we are.
 pub const VERSION: &str = concat!("7.6.0-settee-", env!("CARGO_PKG_VERSION"));
 
+/// Descriptors the process has open itself: the standard streams, the lock, signals, two listeners with their pollers and
+/// wakers, and a connection that was accepted and has no place yet. The rest of the class is the admin port's.
+const CORE_BASE: u32 = 14;
+/// A poller and a waker.
+const CORE_PER_WORKER: u32 = 2;
+/// vBucket files that are worth keeping open where the limit allows it.
+const FILES_WANTED: u32 = 4096;
+
 /// How long a stop waits for clients in the middle of something.
 const DRAIN_MAX: Duration = Duration::from_secs(4);
 
-pub fn serve(config: Config) -> Result<(), Refusal> {
+pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let began = Instant::now();
-    log::start(&config.log_level);
+    let filter = log::start(&config.log_level);
     // Signals are ours before anything needs an orderly end.
     let mut signals =
-        Signals::new([SIGTERM, SIGINT]).context("cannot listen for signals").or_exit(Exit::Environment)?;
-    let env = env::os::env();
-    match env::os::raise_fd_limit() {
-        Ok((soft, _)) => tracing::info!(descriptors = soft, "limits"),
-        Err(error) => tracing::warn!("cannot raise the descriptor limit: {error}"),
-    }
+        Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals").or_exit(Exit::Environment)?;
+    let workers = match config.workers {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        n => n,
+    };
+    let ledger = ledger(&config, workers)?;
+    let _core = ledger.take_many(Class::Core, CORE_BASE + CORE_PER_WORKER * workers as u32);
+    // From here on whoever opens a file or a socket has a permit for it.
+    let os = env::os::env();
+    let files = Metered::new(os.storage, Arc::clone(&ledger), Class::Files);
+    let background = Arc::new(files.for_class(Class::Background));
+    let env = Env { storage: Arc::new(files), ..os };
 
     let _lock = claim(&config).or_exit(Exit::Environment)?;
     // From here on the data directory is ours alone.
@@ -47,7 +64,7 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
         .with_context(|| taken("admin", config.admin_listen, "admin"))
         .or_exit(Exit::Environment)?;
     let admin_port = admin_listener.address().or_exit(Exit::Environment)?.port();
-    let (users, generated) = users(&config, &env)?;
+    let (users, generated) = users(&config, &Env { storage: background, ..env.clone() })?;
     let users = Arc::new(users);
 
     let pool_config = PoolConfig { readers: config.readers, writers: config.writers, ..PoolConfig::default() };
@@ -64,33 +81,45 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
     }
     // From here on a vBucket changes only because a client or the clock asked.
 
-    let process = Arc::new(stats::Process::new(&pools, &engine, began, &node.uuid));
+    let in_effect = Arc::new(InEffect::new(&config));
+    let seen = stats::Seen {
+        pools: Arc::clone(&pools),
+        ledger: Arc::clone(&ledger),
+        in_effect: Arc::clone(&in_effect),
+        node_uuid: node.uuid.clone(),
+        began,
+    };
+    let process = Arc::new(stats::Process::new(seen, &engine));
     let (node_uuid, revision) = (node.uuid.clone(), node.first_revision());
     let parts = frontend::Parts {
         env,
         engine: Arc::clone(&engine),
         pools: Arc::clone(&pools),
         users: Arc::clone(&users),
+        ledger: Arc::clone(&ledger),
         cluster: Box::new(move |kv| {
             Arc::new(Cluster::new(&node_uuid, advertised(kv).as_deref(), kv.port(), admin_port, revision))
         }),
         stats: Arc::clone(&process) as Arc<dyn frontend::StatProvider>,
     };
-    let front = frontend::serve(front_options(&config), parts)
+    let front = frontend::serve(front_options(&config, workers), parts)
         .with_context(|| taken("key-value", config.kv_listen, "kv"))
         .or_exit(Exit::Environment)?;
     let kv_address = front.local_addr();
     let context = Arc::new(admin::Context {
         engine: Arc::clone(&engine),
         cluster: Arc::clone(front.cluster()),
-        users,
+        users: Arc::clone(&users),
+        front: front.handle(),
         registry: process.registry(),
         node_uuid: node.uuid,
         ready: AtomicBool::new(true),
         bucket_defaults: admin::Defaults { vbuckets: config.bucket_vbuckets, quota_bytes: config.bucket_quota_bytes },
     });
-    let admin =
-        admin_listener.serve(Arc::clone(&context)).context("cannot start the admin port").or_exit(Exit::Environment)?;
+    let admin = admin_listener
+        .serve(Arc::clone(&context), Arc::clone(&ledger))
+        .context("cannot start the admin port")
+        .or_exit(Exit::Environment)?;
     if let Some(password) = generated {
         introduce(&config, kv_address, &password);
     }
@@ -98,12 +127,16 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
     // Nobody has to read it.
     let _ = writeln!(io::stdout(), "ready kv={kv_address} admin={} pid={pid} after_ms={after_ms}", admin.address());
 
-    signals.forever().next();
+    let front_handle = front.handle();
+    let mut reloader = Reloader { origin, config, in_effect, ledger, users, front: front_handle, filter };
+    while signals.forever().next() == Some(SIGHUP) {
+        reloader.reload();
+    }
     tracing::info!("stopping: finishing what clients wait for");
     std::thread::Builder::new()
         .name("second signal".to_owned())
         .spawn(move || {
-            signals.forever().next();
+            let _ = signals.forever().find(|signal| *signal != SIGHUP);
             // The person asked twice: what is not on disk was not acknowledged as durable.
             std::process::exit(1);
         })
@@ -120,6 +153,39 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
     pools.shutdown(Stop::Cancel);
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Divides the descriptors there are; one line says how.
+fn ledger(config: &Config, workers: usize) -> Result<Arc<Ledger>, Refusal> {
+    let limit = match env::os::raise_fd_limit() {
+        Ok((soft, _)) => soft,
+        Err(error) => {
+            tracing::warn!("cannot raise the limit of open files: {error}");
+            soft_limit().context("cannot tell the limit of open files").or_exit(Exit::Environment)?
+        }
+    };
+    let wishes = Wishes {
+        connections_max: config.connections_max,
+        files_max: Wish::Default(FILES_WANTED),
+        workers: workers as u32,
+    };
+    let plan = Plan::for_limit(limit, wishes).map_err(|error| match error {
+        PlanError::TooLow { .. } => Refusal { exit: Exit::Environment, error: anyhow!("{error}") },
+        PlanError::OutOfRange { .. } => Refusal { exit: Exit::Usage, error: anyhow!("kv.{error}") },
+    })?;
+    tracing::info!("{plan}");
+    if let Some(reduced) = plan.reduced() {
+        tracing::warn!("{reduced}");
+    }
+    Ok(Ledger::new(&plan))
+}
+
+/// The limit as it is, where it could not be raised.
+fn soft_limit() -> anyhow::Result<u64> {
+    let limits = fs::read_to_string("/proc/self/limits")?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let soft = line.and_then(|line| line.split_whitespace().next()).and_then(|soft| soft.parse().ok());
+    soft.ok_or_else(|| anyhow!("/proc/self/limits does not say"))
 }
 
 /// A bucket with a new identity and otherwise the plainest settings.
@@ -229,12 +295,12 @@ fn engine_options(config: &Config) -> engine::Options {
     }
 }
 
-fn front_options(config: &Config) -> frontend::Options {
+fn front_options(config: &Config, workers: usize) -> frontend::Options {
     frontend::Options {
         listen: config.kv_listen,
-        workers: config.workers,
-        connections_max: config.connections_max,
+        workers,
         open_bucket: (!config.open_bucket.is_empty()).then(|| config.open_bucket.clone()),
         version: VERSION.to_owned(),
+        bounds: config.bounds,
     }
 }

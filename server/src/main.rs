@@ -12,6 +12,7 @@ mod credentials;
 mod exit;
 mod log;
 mod node;
+mod reload;
 mod stats;
 
 use std::process::ExitCode;
@@ -44,7 +45,7 @@ fn run(command: Command) -> Result<(), Refusal> {
         Command::Serve(options) => {
             let settings = options.settings().or_exit(Exit::Usage)?;
             let config = config::Config::load(options.config.as_deref(), &settings).or_exit(Exit::Usage)?;
-            boot::serve(config)
+            boot::serve(config, reload::Origin { file: options.config, settings })
         }
         Command::Stats(options) => commands::stats::run(&options).or_exit(Exit::Failed),
         Command::Bucket(command) => commands::bucket::run(&command).or_exit(Exit::Failed),

@@ -4,29 +4,41 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use frontend::StatProvider;
+use limits::Ledger;
 use metrics::{Family, Kind, Registry, Snapshot, Source, Value, Visit};
 use scheduler::Pools;
 use serde_json::{Value as Json, json};
 
+use crate::reload::InEffect;
+
 /// The groups that the process answers.
 pub struct Process {
     registry: Arc<Registry>,
-    pools: Arc<Pools>,
-    began: Instant,
-    node_uuid: String,
+    seen: Seen,
+}
+
+/// What they are read from.
+pub struct Seen {
+    pub pools: Arc<Pools>,
+    pub ledger: Arc<Ledger>,
+    pub in_effect: Arc<InEffect>,
+    pub node_uuid: String,
+    pub began: Instant,
 }
 
 impl Process {
-    pub fn new(pools: &Arc<Pools>, engine: &Arc<engine::Engine>, began: Instant, node_uuid: &str) -> Process {
+    pub fn new(seen: Seen, engine: &Arc<engine::Engine>) -> Process {
         let mut registry = Registry::new();
         registry.add(frontend::METRICS);
         registry.add(engine::METRICS);
         registry.add(persist::stats::METRICS);
-        pools.register(&mut registry);
-        registry.add(&process_families(began));
+        registry.add(crate::reload::METRICS);
+        seen.pools.register(&mut registry);
+        registry.add(&seen.ledger.families());
+        registry.add(&process_families(seen.began));
         registry.add(&bucket_families(engine));
         registry.assert_every_stat_name_is_unique();
-        Process { registry: Arc::new(registry), pools: Arc::clone(pools), began, node_uuid: node_uuid.to_owned() }
+        Process { registry: Arc::new(registry), seen }
     }
 
     pub fn registry(&self) -> Arc<Registry> {
@@ -36,7 +48,7 @@ impl Process {
     fn general(&self, emit: &mut dyn FnMut(&str, &str)) {
         emit("rss", &resident_bytes().to_string());
         emit("cpu_us", &cpu_time().as_micros().to_string());
-        emit("start_age_ms", &self.began.elapsed().as_millis().to_string());
+        emit("start_age_ms", &self.seen.began.elapsed().as_millis().to_string());
     }
 
     /// One entry a histogram, as JSON: see [`to_json`].
@@ -60,7 +72,7 @@ impl Process {
     }
 
     fn scheduler(&self, emit: &mut dyn FnMut(&str, &str)) {
-        let stats = self.pools.stats();
+        let stats = self.seen.pools.stats();
         for pool in &stats.pools {
             let name = pool.pool.name();
             let line = json!({ "threads": pool.threads, "running": pool.running, "ready": pool.ready, "wakeups": pool.wakeups });
@@ -76,6 +88,20 @@ impl Process {
         }
         emit("timer_wakeups", &stats.timer_wakeups.to_string());
     }
+
+    /// The sum, then a line a class.
+    fn limits(&self, emit: &mut dyn FnMut(&str, &str)) {
+        let stats = self.seen.ledger.stats();
+        emit("sum", &stats.plan.to_string());
+        for class in &stats.classes {
+            let line = json!({
+                "capacity": class.capacity, "out": class.out, "high_water": class.high_water, "refusals": class.refusals,
+            });
+            emit(&format!("class {}", class.class.name()), &line.to_string());
+        }
+        emit("exhausted", &stats.exhausted.to_string());
+        emit("given_back", &stats.given_back.to_string());
+    }
 }
 
 impl StatProvider for Process {
@@ -84,7 +110,9 @@ impl StatProvider for Process {
             "" => self.general(emit),
             "timings" => self.timings(arguments, bucket, emit),
             "scheduler" | "tasks" => self.scheduler(emit),
-            "uuid" => emit("uuid", &self.node_uuid),
+            "limits" => self.limits(emit),
+            "config" => self.seen.in_effect.emit(emit),
+            "uuid" => emit("uuid", &self.seen.node_uuid),
             _ => return false,
         }
         true

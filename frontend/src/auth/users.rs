@@ -133,6 +133,23 @@ impl Users {
         Ok(users)
     }
 
+    /// Reads the file again and takes its users for those there are. Who has logged in stays who he was.
+    ///
+    /// # Errors
+    /// It cannot be read or is not there; then nothing has changed.
+    pub fn reload(&self) -> Result<(), UsersError> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let _one = self.saving.lock();
+        let found = self.env.storage.exists(path);
+        if !found.map_err(|source| UsersError::Io { op: "look for", path: path.clone(), source })? {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            return Err(UsersError::Io { op: "open", path: path.clone(), source });
+        }
+        let read = Users::load(&self.env, path)?;
+        *self.users.write() = read.users.into_inner();
+        Ok(())
+    }
+
     fn empty(env: &Env, path: Option<PathBuf>) -> Users {
         let (mut secret, mut session) = ([0; SECRET_LEN], [0; SECRET_LEN]);
         env.rng.fill(&mut secret);

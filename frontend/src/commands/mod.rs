@@ -91,6 +91,15 @@ impl<'c> Context<'c> {
         self.fail(Status::Einval, "the body is shorter than its parts");
     }
 
+    /// Answers a request that takes an ordinary place when there is none.
+    pub fn turn_away(&mut self, header: &Header) {
+        self.take(header);
+        self.session.closing = true;
+        if header.magic.is_request() {
+            self.fail(Status::Ebusy, "all connections are taken; try again later, or give the server more");
+        }
+    }
+
     fn take(&mut self, header: &Header) {
         let opcode = Opcode::from_wire(header.opcode).ok();
         self.call = Call { code: header.opcode, opcode, opaque: header.opaque, ..self.call };
@@ -351,6 +360,19 @@ impl<'c> Context<'c> {
     fn shown_cas(&self, cas: Cas) -> Cas {
         let delete = self.call.opcode.is_some_and(|opcode| opcode.loud() == Opcode::Delete);
         if delete && !self.session.greeted { Cas(0) } else { cas }
+    }
+}
+
+/// Whether a connection in one of the places kept for an administrator may send this: what it takes to find out who it
+/// is, and then what administrators do.
+pub(crate) fn allowed_in_reserve(session: &Session, code: u8) -> bool {
+    use Opcode as O;
+    let Ok(opcode) = Opcode::from_wire(code) else { return true };
+    let admin = session.identity.as_ref().is_some_and(|identity| identity.role == Role::Admin);
+    match opcode {
+        O::Hello | O::SaslListMechs | O::SaslAuth | O::SaslStep | O::GetErrorMap | O::Quit | O::QuitQ => true,
+        O::Noop | O::Version | O::SelectBucket | O::GetClusterConfig | O::Stat | O::ListBuckets => admin,
+        opcode => admin && needs_admin(opcode),
     }
 }
 

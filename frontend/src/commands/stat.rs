@@ -64,7 +64,9 @@ impl Context<'_> {
         put("pointer_size", usize::BITS.to_string());
         put("threads", shared.mailboxes.len().to_string());
         put("curr_connections", shared.table.active().to_string());
-        put("max_connections", shared.table.capacity().to_string());
+        put("max_connections", shared.connections_max().to_string());
+        put("unauthenticated_connections", shared.strangers.count().to_string());
+        put("unauthenticated_connections_max", shared.strangers.share().to_string());
         for (name, counter) in [
             ("total_connections", &counts::TOTAL_CONNECTIONS),
             ("auth_errors", &counts::AUTH_ERRORS),
@@ -101,6 +103,7 @@ fn connections(shared: &Shared) -> Lines {
             "idle_s": idle.as_secs(),
             "requests": info.requests.load(Relaxed),
             "in_flight": info.in_flight.load(Relaxed),
+            "in_reserve": info.in_reserve.load(Relaxed),
             "bytes_queued": info.bytes_queued.load(Relaxed),
         });
         lines.push((format!("{}.{}", info.slot.index, info.slot.generation), line.to_string()));

@@ -15,6 +15,7 @@ use frontend::auth::scram::{Client as Scram, Hash};
 use frontend::auth::{Role, Users};
 use frontend::cluster::Cluster;
 use frontend::{FrontEnd, Options, Parts};
+use limits::{Class, Ledger, Plan, Wish, Wishes};
 use persist::{BucketSpec, Store};
 use scheduler::{PoolConfig, Pools};
 use types::BucketUuid;
@@ -27,6 +28,7 @@ pub const PASSWORD: &str = "password";
 pub struct Server {
     pub front_end: Option<FrontEnd>,
     pub engine: Arc<Engine>,
+    pub ledger: Arc<Ledger>,
     pub addr: SocketAddr,
     pub clock: Arc<JumpingClock>,
     _dir: tempfile::TempDir,
@@ -84,6 +86,11 @@ impl Server {
     }
 
     pub fn with(change: impl FnOnce(&mut Options)) -> Server {
+        Server::sized(10_000, change)
+    }
+
+    /// With a table for this many clients, besides the reserve.
+    pub fn sized(connections_max: u32, change: impl FnOnce(&mut Options)) -> Server {
         let dir = tempfile::tempdir().unwrap();
         let os = env::os::env();
         let clock = Arc::new(JumpingClock { real: os.clock.clone(), ahead_s: AtomicU64::new(0) });
@@ -97,16 +104,24 @@ impl Server {
         let users = Users::load(&env, users_file()).unwrap();
         let mut options = Options { listen: ([127, 0, 0, 1], 0).into(), workers: 2, ..Options::default() };
         change(&mut options);
+        let wishes = Wishes {
+            connections_max: Wish::Default(8),
+            files_max: Wish::Default(4096),
+            workers: options.workers as u32,
+        };
+        let ledger = Ledger::new(&Plan::for_limit(20_000, wishes).unwrap());
+        ledger.resize(Class::Connections, connections_max).unwrap();
         let parts = Parts {
             env,
             pools,
             engine: engine.clone(),
             users: Arc::new(users),
+            ledger: ledger.clone(),
             cluster: Box::new(|addr| Arc::new(Cluster::new("cafe", None, addr.port(), 8091, 1))),
             stats: Arc::new(()),
         };
         let front_end = frontend::serve(options, parts).unwrap();
-        Server { addr: front_end.local_addr(), front_end: Some(front_end), engine, clock, _dir: dir }
+        Server { addr: front_end.local_addr(), front_end: Some(front_end), engine, ledger, clock, _dir: dir }
     }
 
     pub fn connect(&self) -> Client {

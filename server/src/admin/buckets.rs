@@ -77,7 +77,7 @@ async fn delete(State(context): Shared, Extension(who): Extension<Identity>, Pat
     }
     match context.engine.delete_bucket(&name) {
         Ok(()) => {
-            context.cluster.changed();
+            context.front.forget_bucket(&name);
             StatusCode::OK.into_response()
         }
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

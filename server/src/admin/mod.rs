@@ -1,10 +1,11 @@
 //! The admin port: HTTP for what SDKs, operators and scrapers ask beside the key-value protocol.
 //!
-//! It runs on one thread of its own, so that it answers when every worker is busy and when no connection slot is free. Health and
+//! It runs on one thread of its own, so that it answers when every worker is busy and when no connection slot is free: its connections have permits of their own. Health and
 //! metrics only read numbers: a sick disk cannot make them wait.
 
 mod buckets;
 mod pools;
+mod port;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use axum::routing::get;
 use base64::Engine as _;
 use frontend::auth::{Identity, Users};
 use frontend::cluster::Cluster;
+use limits::Ledger;
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -28,6 +30,7 @@ pub struct Context {
     pub engine: Arc<engine::Engine>,
     pub cluster: Arc<Cluster>,
     pub users: Arc<Users>,
+    pub front: frontend::Handle,
     pub registry: Arc<metrics::Registry>,
     pub node_uuid: String,
     /// Whether the key-value port accepts clients.
@@ -61,7 +64,7 @@ impl Listener {
     }
 
     /// Starts to answer.
-    pub fn serve(self, context: Arc<Context>) -> std::io::Result<Admin> {
+    pub fn serve(self, context: Arc<Context>, ledger: Arc<Ledger>) -> std::io::Result<Admin> {
         let address = self.address()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (stop, stopped) = oneshot::channel::<()>();
@@ -74,7 +77,7 @@ impl Listener {
                 };
                 // A stop does not wait for clients that keep their connection open.
                 tokio::select! {
-                    result = axum::serve(listener, app).into_future() => {
+                    result = axum::serve(port::Port::new(listener, ledger), app).into_future() => {
                         if let Err(error) = result {
                             tracing::error!("the admin port stopped: {error}");
                         }

@@ -3,6 +3,11 @@
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
+use std::time::Duration;
+
+use limits::Wish;
+
+use Applies::{Live, Restart};
 
 use super::Config;
 
@@ -12,21 +17,33 @@ pub struct Key {
     pub name: &'static str,
     /// What holds when nobody says otherwise, in the syntax of `set`.
     pub default: &'static str,
+    pub applies: Applies,
     pub doc: &'static str,
     /// Checks the text and stores the value. The error says what would be accepted.
     pub set: fn(&mut Config, &str) -> Result<(), String>,
+}
+
+/// When a change of a key in the configuration file takes effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applies {
+    /// On SIGHUP.
+    Live,
+    /// At the next start.
+    Restart,
 }
 
 pub static KEYS: &[Key] = &[
     Key {
         name: "admin.listen",
         default: "127.0.0.1:8091",
+        applies: Restart,
         doc: "Address of the admin port (HTTP): SDK bootstrap, health, metrics. Port 0 picks a free one.",
         set: |c, v| address(v).map(|a| c.admin_listen = a),
     },
     Key {
         name: "auth.scram_iterations",
         default: "4096",
+        applies: Restart,
         doc: "PBKDF2 rounds for passwords stored from now on. Every connecting client pays them once; raise it for passwords \
               that people choose.",
         set: |c, v| number(v, 4096, 1_000_000).map(|n| c.scram_iterations = n as u32),
@@ -34,18 +51,21 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "bucket.flush_enabled",
         default: "true",
+        applies: Restart,
         doc: "Whether the bucket made at start may be emptied with FLUSH.",
         set: |c, v| boolean(v).map(|b| c.bucket_flush_enabled = b),
     },
     Key {
         name: "bucket.name",
         default: "default",
+        applies: Restart,
         doc: "A bucket to create at start if it is missing. Empty: none.",
         set: |c, v| bucket_name(v).map(|n| c.bucket_name = n),
     },
     Key {
         name: "bucket.quota_mb",
         default: "1024",
+        applies: Restart,
         doc: "Memory of the bucket made at start, in MiB: keys, metadata and values. Writes are refused with a temporary failure when \
               it is used up.",
         set: |c, v| number(v, 16, 1 << 24).map(|n| c.bucket_quota_bytes = n << 20),
@@ -53,6 +73,7 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "bucket.replicas",
         default: "0",
+        applies: Restart,
         doc: "Copies beside the active one, for the bucket made at start. On a single node anything above 0 makes durable writes \
               impossible.",
         set: |c, v| number(v, 0, 2).map(|n| c.bucket_replicas = n as u8),
@@ -60,42 +81,73 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "bucket.vbuckets",
         default: "1024",
+        applies: Restart,
         doc: "vBuckets of the bucket made at start: a power of two. Fixed for the life of a bucket.",
         set: |c, v| power_of_two(v, 1, 1024).map(|n| c.bucket_vbuckets = n as u16),
     },
     Key {
         name: "data_dir",
         default: "./settee-data",
+        applies: Restart,
         doc: "Directory that holds everything. One server a directory.",
         set: |c, v| non_empty(v).map(|v| c.data_dir = v.into()),
     },
     Key {
         name: "durability.timeout_ms",
         default: "30000",
+        applies: Restart,
         doc: "How long a synchronous write may take when the client did not say, in milliseconds.",
         set: |c, v| number(v, 1, 65_534).map(|n| c.durability_timeout_ms = n as u32),
     },
     Key {
         name: "expiry.pager_interval_s",
         default: "600",
+        applies: Restart,
         doc: "How often expired documents that nobody asks for are removed, in seconds.",
         set: |c, v| number(v, 1, 86_400).map(|n| c.pager_interval_s = n as u32),
     },
     Key {
         name: "kv.connections_max",
         default: "10000",
-        doc: "Client connections at a time. Further clients wait in the listen backlog.",
-        set: |c, v| number(v, 8, 1_000_000).map(|n| c.connections_max = n as u32),
+        applies: Live,
+        doc: "Client connections at a time; further clients wait in the listen backlog, and a few more are let in to see whether an \
+              administrator is among them. Reduced to what the limit of open files leaves, unless it is set: then the server refuses to \
+              start with less.",
+        set: |c, v| number(v, 8, 1_000_000).map(|n| c.connections_max = Wish::Asked(n as u32)),
+    },
+    Key {
+        name: "kv.idle_timeout_s",
+        default: "0",
+        applies: Live,
+        doc: "Clients that send nothing for so many seconds are closed. 0: they may stay.",
+        set: |c, v| number(v, 0, 31_536_000).map(|n| c.bounds.idle_timeout = (n > 0).then_some(Duration::from_secs(n))),
+    },
+    Key {
+        name: "kv.keepalive_s",
+        default: "60",
+        applies: Live,
+        doc: "After so many seconds of silence the system asks whether a client's machine is still there; for connections made from then \
+              on. 0: never.",
+        set: |c, v| number(v, 0, 32_767).map(|n| c.bounds.keepalive = (n > 0).then_some(Duration::from_secs(n))),
     },
     Key {
         name: "kv.listen",
         default: "127.0.0.1:11210",
+        applies: Restart,
         doc: "Address of the key-value port. Port 0 picks a free one.",
         set: |c, v| address(v).map(|a| c.kv_listen = a),
     },
     Key {
+        name: "kv.login_timeout_s",
+        default: "30",
+        applies: Live,
+        doc: "How long a client may take to log in, in seconds.",
+        set: |c, v| number(v, 1, 3600).map(|n| c.bounds.login_timeout = Duration::from_secs(n)),
+    },
+    Key {
         name: "kv.open_bucket",
         default: "",
+        applies: Restart,
         doc: "A bucket that clients which never authenticate may use, for plain memcached clients. Empty: none. Refused unless the \
               key-value port is on loopback, or kv.open_bucket_anywhere is true.",
         set: |c, v| bucket_name(v).map(|n| c.open_bucket = n),
@@ -103,24 +155,44 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "kv.open_bucket_anywhere",
         default: "false",
+        applies: Restart,
         doc: "Allow kv.open_bucket on an address that other machines can reach.",
         set: |c, v| boolean(v).map(|b| c.open_bucket_anywhere = b),
     },
     Key {
+        name: "kv.stall_timeout_s",
+        default: "60",
+        applies: Live,
+        doc: "How long a client may leave a request half sent, or not take any of the answers that wait for it, in seconds. Then it is \
+              closed.",
+        set: |c, v| number(v, 1, 3600).map(|n| c.bounds.stall_timeout = Duration::from_secs(n)),
+    },
+    Key {
+        name: "kv.unsent_mb_max",
+        default: "256",
+        applies: Live,
+        doc: "A client with more than so many MiB of answers waiting to be sent is closed. With 4 of them waiting, no further request of \
+              its is read; what was under way by then can come on top.",
+        set: |c, v| number(v, 32, 65_536).map(|n| c.bounds.unsent_len_max = (n as usize) << 20),
+    },
+    Key {
         name: "kv.workers",
         default: "0",
+        applies: Restart,
         doc: "Threads that serve connections. 0: one a core.",
         set: |c, v| number(v, 0, 256).map(|n| c.workers = n as usize),
     },
     Key {
         name: "log.level",
         default: "info",
+        applies: Live,
         doc: "What goes to stderr: error, warn, info, debug or trace; or a filter such as info,persist=debug.",
         set: |c, v| log_filter(v).map(|v| c.log_level = v),
     },
     Key {
         name: "password_file",
         default: "",
+        applies: Restart,
         doc: "File whose first line is the password of the user below. Without it, and without SETTEE_PASSWORD in the environment, a \
               password is generated at the first start.",
         set: |c, v| {
@@ -131,24 +203,28 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "persist.batch_bytes_max",
         default: "16777216",
+        applies: Restart,
         doc: "Most bytes of changes that one commit of a vBucket takes.",
         set: |c, v| number(v, 4096, 1 << 30).map(|n| c.batch_bytes_max = n as usize),
     },
     Key {
         name: "persist.format",
         default: "13",
+        applies: Restart,
         doc: "couchstore version of files made from now on: 13, which released tools read, or 14.",
         set: |c, v| one_of(v, [("13", 13), ("14", 14)]).map(|n| c.file_format = n),
     },
     Key {
         name: "persist.readers",
         default: "4",
+        applies: Restart,
         doc: "Threads that read documents from disk.",
         set: |c, v| number(v, 1, 128).map(|n| c.readers = n as usize),
     },
     Key {
         name: "persist.recovery",
         default: "off",
+        applies: Restart,
         doc: "on: at start, go back to the newest intact commit of each damaged vBucket file instead of refusing. Later changes of that \
               vBucket are lost.",
         set: |c, v| one_of(v, [("on", true), ("off", false)]).map(|on| c.recovery = on),
@@ -156,12 +232,14 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "persist.writers",
         default: "8",
+        applies: Restart,
         doc: "Threads that commit vBucket files. Each waits for the disk most of its time.",
         set: |c, v| number(v, 1, 128).map(|n| c.writers = n as usize),
     },
     Key {
         name: "user",
         default: "Administrator",
+        applies: Restart,
         doc: "Name of the user that is made at the first start.",
         set: |c, v| user_name(v).map(|v| c.user = v),
     },
@@ -182,12 +260,15 @@ pub fn nearest(name: &str) -> Option<&'static str> {
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Configuration\n\nEvery key can be set on the command line with `--set KEY=VALUE`, or in the TOML file that `--config` \
-         names, where the dots are tables. The command line wins. An unknown key is an error. This page is made by \
-         `cargo xtask docs`.\n\n| Key | Default | Meaning |\n|---|---|---|\n",
+         names, where the dots are tables. The command line wins. An unknown key is an error. On SIGHUP the \
+         server reads the file again, with `users.json`: what applies *live* takes effect, the rest waits for the next start, and if \
+         anything in the file is wrong all stays as it was. This page is made by `cargo xtask docs`.\n\n| Key | Default | Applies | \
+         Meaning |\n|---|---|---|---|\n",
     );
-    for Key { name, default, doc, .. } in KEYS {
+    for Key { name, default, applies, doc, .. } in KEYS {
+        let applies = if *applies == Live { "live" } else { "at start" };
         let default = if default.is_empty() { "empty".to_owned() } else { format!("`{default}`") };
-        page.push_str(&format!("| `{name}` | {default} | {doc} |\n"));
+        page.push_str(&format!("| `{name}` | {default} | {applies} | {doc} |\n"));
     }
     page
 }

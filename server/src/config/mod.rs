@@ -2,20 +2,26 @@
 
 pub mod keys;
 
+use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+
+use keys::Key;
+use limits::Wish;
 
 /// Everything the server can be told. Parts never see it: `boot` hands each the plain values it needs.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub admin_listen: SocketAddr,
     pub batch_bytes_max: usize,
+    pub bounds: frontend::Bounds,
     pub bucket_flush_enabled: bool,
     pub bucket_name: String,
     pub bucket_quota_bytes: u64,
     pub bucket_replicas: u8,
     pub bucket_vbuckets: u16,
-    pub connections_max: u32,
+    pub connections_max: Wish,
     pub data_dir: PathBuf,
     pub durability_timeout_ms: u32,
     pub file_format: u8,
@@ -31,6 +37,8 @@ pub struct Config {
     pub user: String,
     pub workers: usize,
     pub writers: usize,
+    /// Every key's value as it was written.
+    pub texts: BTreeMap<&'static str, String>,
 }
 
 /// Why a configuration was refused. Exit code 2.
@@ -43,7 +51,7 @@ pub enum ConfigError {
     #[error("--set {0:?}: expected KEY=VALUE, such as --set bucket.replicas=0")]
     NotAPair(String),
     #[error("cannot read {}: {source}", .path.display())]
-    Unreadable { path: PathBuf, source: std::io::Error },
+    Unreadable { path: PathBuf, source: io::Error },
     #[error("{}: {source}", .path.display())]
     NotToml { path: PathBuf, source: toml::de::Error },
     #[error("{0}")]
@@ -56,12 +64,13 @@ impl Config {
         let mut config = Config {
             admin_listen: nowhere,
             batch_bytes_max: 0,
+            bounds: frontend::Bounds::default(),
             bucket_flush_enabled: false,
             bucket_name: String::new(),
             bucket_quota_bytes: 0,
             bucket_replicas: 0,
             bucket_vbuckets: 0,
-            connections_max: 0,
+            connections_max: Wish::Default(0),
             data_dir: PathBuf::new(),
             durability_timeout_ms: 0,
             file_format: 0,
@@ -77,24 +86,49 @@ impl Config {
             user: String::new(),
             workers: 0,
             writers: 0,
+            texts: BTreeMap::new(),
         };
         for key in keys::KEYS {
             (key.set)(&mut config, key.default).expect("a default fits its key");
+            config.texts.insert(key.name, key.default.to_owned());
         }
+        // Nobody asked for it, so less will do.
+        config.connections_max = Wish::Default(config.connections_max());
         config
     }
 
     /// Defaults, then the file if there is one, then the settings in order (`from` says where each was written).
     pub fn load(file: Option<&Path>, settings: &[Setting]) -> Result<Config, ConfigError> {
+        Config::load_with(file, settings, |path| std::fs::read_to_string(path))
+    }
+
+    /// The same with another way to read the file.
+    pub fn load_with(
+        file: Option<&Path>,
+        settings: &[Setting],
+        read: impl Fn(&Path) -> io::Result<String>,
+    ) -> Result<Config, ConfigError> {
         let mut config = Config::defaults();
         if let Some(path) = file {
-            config.apply_file(path)?;
+            let text = read(path).map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
+            config.apply_file(path, &text)?;
         }
         for setting in settings {
             config.apply(setting)?;
         }
         config.check()?;
         Ok(config)
+    }
+
+    pub fn connections_max(&self) -> u32 {
+        match self.connections_max {
+            Wish::Default(n) | Wish::Asked(n) => n,
+        }
+    }
+
+    /// The keys whose values differ.
+    pub fn changes<'c>(&'c self, newer: &'c Config) -> impl Iterator<Item = &'static Key> + 'c {
+        keys::KEYS.iter().filter(|key| self.texts.get(key.name) != newer.texts.get(key.name))
     }
 
     fn apply(&mut self, setting: &Setting) -> Result<(), ConfigError> {
@@ -109,14 +143,14 @@ impl Config {
             key: row.name,
             value: value.clone(),
             expected,
-        })
+        })?;
+        self.texts.insert(row.name, value.clone());
+        Ok(())
     }
 
-    fn apply_file(&mut self, path: &Path) -> Result<(), ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
+    fn apply_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
         let table: toml::Table =
-            toml::from_str(&text).map_err(|source| ConfigError::NotToml { path: path.to_owned(), source })?;
+            toml::from_str(text).map_err(|source| ConfigError::NotToml { path: path.to_owned(), source })?;
         let mut settings = Vec::new();
         flatten(&path.display().to_string(), "", &table, &mut settings);
         settings.iter().try_for_each(|setting| self.apply(setting))
