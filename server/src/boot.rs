@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow};
 use env::Env;
 use frontend::auth::{Role, Users};
 use frontend::cluster::Cluster;
-use limits::{Class, Ledger, Metered, Plan, PlanError, Wish, Wishes};
+use limits::{Class, Metered};
 use persist::{BucketSpec, Store, StoreError, Verdict};
 use scheduler::{PoolConfig, Pools, Stop};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -23,18 +23,10 @@ use crate::config::Config;
 use crate::exit::{Exit, OrExit, Refusal};
 use crate::node::Node;
 use crate::reload::{InEffect, Origin, Reloader};
-use crate::{credentials, log, stats};
+use crate::{credentials, descriptors, log, stats};
 
 /// What VERSION and the admin port say: the generation of the protocol that clients may expect, then who we are.
 pub const VERSION: &str = concat!("7.6.0-settee-", env!("CARGO_PKG_VERSION"));
-
-/// Descriptors the process has open itself: the standard streams, the lock, signals, two listeners with their pollers and
-/// wakers, and a connection that was accepted and has no place yet. The rest of the class is the admin port's.
-const CORE_BASE: u32 = 14;
-/// A poller and a waker.
-const CORE_PER_WORKER: u32 = 2;
-/// vBucket files that are worth keeping open where the limit allows it.
-const FILES_WANTED: u32 = 4096;
 
 /// How long a stop waits for clients in the middle of something.
 const DRAIN_MAX: Duration = Duration::from_secs(4);
@@ -49,8 +41,8 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         n => n,
     };
-    let ledger = ledger(&config, workers)?;
-    let _core = ledger.take_many(Class::Core, CORE_BASE + CORE_PER_WORKER * workers as u32);
+    let ledger = descriptors::divide(&config, workers)?;
+    let _core = descriptors::of_the_process(&ledger, workers);
     // From here on whoever opens a file or a socket has a permit for it.
     let os = env::os::env();
     let files = Metered::new(os.storage, Arc::clone(&ledger), Class::Files);
@@ -128,7 +120,7 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let _ = writeln!(io::stdout(), "ready kv={kv_address} admin={} pid={pid} after_ms={after_ms}", admin.address());
 
     let front_handle = front.handle();
-    let mut reloader = Reloader { origin, config, in_effect, ledger, users, front: front_handle, filter };
+    let mut reloader = Reloader { origin, config, workers, in_effect, ledger, users, front: front_handle, filter };
     while signals.forever().next() == Some(SIGHUP) {
         reloader.reload();
     }
@@ -153,39 +145,6 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     pools.shutdown(Stop::Cancel);
     tracing::info!("stopped");
     Ok(())
-}
-
-/// Divides the descriptors there are; one line says how.
-fn ledger(config: &Config, workers: usize) -> Result<Arc<Ledger>, Refusal> {
-    let limit = match env::os::raise_fd_limit() {
-        Ok((soft, _)) => soft,
-        Err(error) => {
-            tracing::warn!("cannot raise the limit of open files: {error}");
-            soft_limit().context("cannot tell the limit of open files").or_exit(Exit::Environment)?
-        }
-    };
-    let wishes = Wishes {
-        connections_max: config.connections_max,
-        files_max: Wish::Default(FILES_WANTED),
-        workers: workers as u32,
-    };
-    let plan = Plan::for_limit(limit, wishes).map_err(|error| match error {
-        PlanError::TooLow { .. } => Refusal { exit: Exit::Environment, error: anyhow!("{error}") },
-        PlanError::OutOfRange { .. } => Refusal { exit: Exit::Usage, error: anyhow!("kv.{error}") },
-    })?;
-    tracing::info!("{plan}");
-    if let Some(reduced) = plan.reduced() {
-        tracing::warn!("{reduced}");
-    }
-    Ok(Ledger::new(&plan))
-}
-
-/// The limit as it is, where it could not be raised.
-fn soft_limit() -> anyhow::Result<u64> {
-    let limits = fs::read_to_string("/proc/self/limits")?;
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
-    let soft = line.and_then(|line| line.split_whitespace().next()).and_then(|soft| soft.parse().ok());
-    soft.ok_or_else(|| anyhow!("/proc/self/limits does not say"))
 }
 
 /// A bucket with a new identity and otherwise the plainest settings.

@@ -9,6 +9,7 @@ mod client;
 mod commands;
 mod config;
 mod credentials;
+mod descriptors;
 mod exit;
 mod log;
 mod node;

@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use frontend::auth::Users;
-use limits::{Class, Ledger, Wish, with_retry};
+use limits::{Class, Ledger, with_retry};
 use metrics::{Counter, metrics};
 use types::rank::{Mutex, Rank};
 
 use crate::config::keys::Applies;
 use crate::config::{Config, ConfigError, Setting};
-use crate::log;
+use crate::{descriptors, log};
 
 metrics! {
     /// Times the configuration was read again and took effect.
@@ -66,6 +66,7 @@ impl InEffect {
 pub struct Reloader {
     pub origin: Origin,
     pub config: Config,
+    pub workers: usize,
     pub in_effect: Arc<InEffect>,
     pub ledger: Arc<Ledger>,
     pub users: Arc<Users>,
@@ -104,12 +105,7 @@ impl Reloader {
         let changed: Vec<_> = self.config.changes(&new).collect();
         if changed.iter().any(|key| key.name == "kv.connections_max") {
             // The one part that can be refused: it goes first.
-            let wanted = new.connections_max();
-            let resized = self.front.resize(wanted).or_else(|no_room| match new.connections_max {
-                Wish::Default(_) => self.front.resize(no_room.max),
-                Wish::Asked(_) => Err(no_room),
-            });
-            resized.map_err(|no_room| format!("kv.connections_max: {no_room}"))?;
+            descriptors::divide_again(&self.ledger, &self.front, &new, self.workers)?;
             tracing::info!("{}", self.ledger.plan());
         }
         self.front.set_bounds(new.bounds);

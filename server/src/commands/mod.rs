@@ -3,6 +3,7 @@
 pub mod bucket;
 pub mod file;
 pub mod stats;
+mod table;
 
 use crate::cli::Target;
 use crate::client::Client;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use anyhow::Result;
 use serde_json::{Map, Value};
 
-use super::connect;
+use super::{connect, table};
 use crate::cli::Stats;
 use crate::stats::from_json;
 
@@ -19,6 +19,7 @@ pub fn run(options: &Stats) -> Result<()> {
     let written = match options.json {
         true => print_json(&mut out, &lines),
         false if group == "timings" => draw(&mut out, &lines),
+        false if table::draws(group) => table::draw(&mut out, group, &lines),
         false => print(&mut out, &lines),
     };
     match written {

@@ -93,7 +93,9 @@ impl Config {
             config.texts.insert(key.name, key.default.to_owned());
         }
         // Nobody asked for it, so less will do.
-        config.connections_max = Wish::Default(config.connections_max());
+        if let Wish::Asked(n) = config.connections_max {
+            config.connections_max = Wish::Default(n);
+        }
         config
     }
 
@@ -118,12 +120,6 @@ impl Config {
         }
         config.check()?;
         Ok(config)
-    }
-
-    pub fn connections_max(&self) -> u32 {
-        match self.connections_max {
-            Wish::Default(n) | Wish::Asked(n) => n,
-        }
     }
 
     /// The keys whose values differ.

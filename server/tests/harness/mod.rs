@@ -110,6 +110,23 @@ impl Serve {
         self
     }
 
+    /// With no more than so many open files.
+    pub fn descriptors(self, limit: u64) -> Serve {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {limit} && exec \"$0\" \"$@\"")]);
+        command.arg(self.0.get_program()).args(self.0.get_args()).stdin(Stdio::null());
+        if let Some(dir) = self.0.get_current_dir() {
+            command.current_dir(dir);
+        }
+        for (name, value) in self.0.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        Serve(command)
+    }
+
     /// Nobody chose a password.
     pub fn without_password(mut self) -> Serve {
         self.0.env_remove("SETTEE_PASSWORD");
@@ -218,6 +235,12 @@ impl Server {
         // The shell's own `kill`: the program is not on every machine.
         let status = Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", name]).arg(self.pid()).status();
         assert!(status.expect("sh starts").success(), "no SIG{name} for {}", self.pid());
+    }
+
+    /// The most files it may have open from now on, soft limit and hard.
+    pub fn limit_descriptors(&self, limits: &str) {
+        let status = Command::new("prlimit").arg(format!("--nofile={limits}")).args(["--pid", &self.pid()]).status();
+        assert!(status.expect("prlimit, of util-linux, starts").success());
     }
 
     pub fn pid(&self) -> String {

@@ -1,0 +1,83 @@
+//! How many files this process may have open, and who gets how many of them.
+
+use std::fs;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use limits::{Class, Ledger, Permit, Plan, PlanError, Wish, Wishes};
+
+use crate::config::Config;
+use crate::exit::{Exit, OrExit, Refusal};
+
+/// Descriptors the process has open itself: the standard streams, the lock, signals, two listeners with their pollers and
+/// wakers, and a connection that was accepted and has no place yet. The rest of the class is the admin port's.
+const CORE_BASE: u32 = 14;
+/// A poller and a waker.
+const CORE_PER_WORKER: u32 = 2;
+/// vBucket files that are worth keeping open where the limit allows it.
+const FILES_WANTED: u32 = 4096;
+
+/// Raises the limit as far as it goes and divides it; one line of the log says how.
+pub fn divide(config: &Config, workers: usize) -> Result<Arc<Ledger>, Refusal> {
+    let limit = match env::os::raise_fd_limit() {
+        Ok((soft, _)) => soft,
+        Err(error) => {
+            tracing::warn!("cannot raise the limit of open files: {error}");
+            soft_limit().context("cannot tell the limit of open files").or_exit(Exit::Environment)?
+        }
+    };
+    let plan = plan(limit, config, workers).map_err(|error| match error {
+        PlanError::TooLow { .. } => Refusal { exit: Exit::Environment, error: anyhow!("{error}") },
+        PlanError::OutOfRange { .. } => Refusal { exit: Exit::Usage, error: anyhow!("kv.{error}") },
+    })?;
+    tracing::info!("{plan}");
+    if let Some(reduced) = plan.reduced() {
+        tracing::warn!("{reduced}");
+    }
+    Ok(Ledger::new(&plan))
+}
+
+/// The permit for what the process has open for as long as it lives.
+pub fn of_the_process(ledger: &Arc<Ledger>, workers: usize) -> Option<Permit> {
+    ledger.take_many(Class::Core, CORE_BASE + CORE_PER_WORKER * workers as u32)
+}
+
+/// Divides the same limit anew, as a start with this configuration would.
+///
+/// # Errors
+/// What a start would refuse, or files that are to become connections are in use; then nothing has changed.
+pub fn divide_again(ledger: &Ledger, front: &frontend::Handle, config: &Config, workers: usize) -> Result<(), String> {
+    let before = ledger.plan();
+    let plan = plan(before.limit(), config, workers).map_err(|error| format!("kv.{error}"))?;
+    let (connections, files) = (plan.connections_max(), plan.files_max());
+    let connect = || front.resize(connections).map_err(|no_room| format!("kv.connections_max: {no_room}"));
+    let keep = || ledger.resize(Class::Files, files).map_err(|no_room| no_room.to_string());
+    // What shrinks makes the room for what grows.
+    if connections <= before.connections_max() {
+        connect()?;
+        keep()
+    } else {
+        keep()?;
+        connect().inspect_err(|_| {
+            // Nobody took what it has just given up.
+            let _ = ledger.resize(Class::Files, before.files_max());
+        })
+    }
+}
+
+fn plan(limit: u64, config: &Config, workers: usize) -> Result<Plan, PlanError> {
+    let wishes = Wishes {
+        connections_max: config.connections_max,
+        files_max: Wish::Default(FILES_WANTED),
+        workers: workers as u32,
+    };
+    Plan::for_limit(limit, wishes)
+}
+
+/// The limit as it is, where it could not be raised.
+fn soft_limit() -> anyhow::Result<u64> {
+    let limits = fs::read_to_string("/proc/self/limits")?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"));
+    let soft = line.and_then(|line| line.split_whitespace().next()).and_then(|soft| soft.parse().ok());
+    soft.ok_or_else(|| anyhow!("/proc/self/limits does not say"))
+}
