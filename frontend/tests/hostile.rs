@@ -192,6 +192,59 @@ fn a_full_table_makes_clients_wait_and_lets_them_in_when_one_leaves() {
     assert_eq!(two.noop().status, Status::Success);
 }
 
+/// The table grows and shrinks under its clients: those who wait come in, those who are in stay.
+#[test]
+fn the_table_changes_its_size_while_it_is_full() {
+    let server = Server::sized(2, |_| ());
+    let handle = server.front_end.as_ref().unwrap().handle();
+    let mut clients = vec![server.sdk(), server.sdk()];
+    let mut waiting: Vec<Client> = (0..2).map(|_| server.connect()).collect();
+    for client in &mut waiting {
+        client.send(&new(Opcode::Noop).to_bytes());
+    }
+    handle.resize(4).unwrap();
+    for mut client in waiting {
+        assert_eq!(client.recv().status, Status::Success);
+        clients.push(client);
+    }
+    handle.resize(1).unwrap();
+    for client in &mut clients {
+        assert_eq!(client.noop().status, Status::Success, "nobody is thrown out");
+    }
+    // Only the last place that is left is given away.
+    let mut next = server.connect();
+    next.send(&new(Opcode::Noop).to_bytes());
+    for client in clients.drain(..3) {
+        drop(client);
+    }
+    next.stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    next.stream.read(&mut [0]).expect_err("not served");
+    drop(clients);
+    next.stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(next.recv().status, Status::Success);
+    let refusal = handle.resize(1_000_000).unwrap_err().to_string();
+    assert!(refusal.contains("the limit of open files is 20000"), "{refusal}");
+}
+
+/// More than a client may leave unread: it is closed, and the memory is free again.
+#[test]
+fn a_client_whose_answers_pile_up_beyond_the_bound_is_closed() {
+    let server = Server::with(|options| {
+        options.workers = 1;
+        options.bounds.unsent_len_max = 2 << 20;
+    });
+    let mut hog = server.sdk();
+    hog.set(b"\0big", &vec![b'x'; 1 << 20]);
+    let request = RequestFrame { key: b"\0big", ..new(Opcode::Get) }.to_bytes();
+    hog.send(&request.repeat(50));
+    let mut client = server.sdk();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while server.front_end.as_ref().unwrap().connection_count() > 1 {
+        assert!(Instant::now() < deadline, "the hog is still there");
+        assert_eq!(client.noop().status, Status::Success);
+    }
+}
+
 #[test]
 fn a_port_that_is_taken_is_named() {
     let server = Server::start();

@@ -130,6 +130,22 @@ fn a_full_table_does_not_keep_an_administrator_out() {
     server.stop();
 }
 
+/// The admin port has places of its own, and none for those who say nothing while others wait.
+#[test]
+fn silent_clients_of_the_admin_port_make_way() {
+    let dir = harness::directory();
+    let server = serve(dir.path()).start();
+    let silent: Vec<TcpStream> = (0..40).map(|_| TcpStream::connect(&server.admin).unwrap()).collect();
+    let began = Instant::now();
+    assert!(server.http("/metrics").0.contains("200"));
+    println!("answered after {:?} behind {} that say nothing", began.elapsed(), silent.len());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let began = Instant::now();
+    assert!(server.http("/metrics").0.contains("200"));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    server.stop();
+}
+
 /// Documents in the reserve wait for an ordinary place, even an administrator's.
 #[test]
 fn a_client_of_the_reserve_goes_on_when_a_place_comes_free() {

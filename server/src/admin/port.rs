@@ -1,21 +1,28 @@
 //! The admin port's sockets: each has a permit of the core class, so that no client of the key-value port can take its
-//! place, and none is kept for a client that says nothing.
+//! place, and none is kept for a client that says nothing: for ten seconds, or for one while others wait.
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use limits::{Class, Ledger, Permit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep};
 
-/// How long a client may be silent between two requests, or take to send one.
+/// How long a client may be silent that was answered, or has just come.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// How long after its last byte it may be waiting for an answer; some take as long as the disk does.
+const ANSWER_MAX: Duration = Duration::from_secs(120);
+/// How much less of both there is while others wait.
+const CROWDED: u32 = 10;
+/// How often a silent client is looked at. Not the rule but its grain: nobody is looked at for longer than the rule.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long to leave the listener alone when the system has no descriptor for another connection.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -24,6 +31,7 @@ pub struct Port {
     listener: TcpListener,
     ledger: Arc<Ledger>,
     released: Arc<Notify>,
+    crowded: Arc<AtomicBool>,
 }
 
 impl Port {
@@ -35,15 +43,21 @@ impl Port {
                 released.notify_one();
             }
         });
-        Port { listener, ledger, released }
+        Port { listener, ledger, released, crowded: Arc::default() }
     }
 
     async fn permit(&self) -> Permit {
         loop {
             match self.ledger.take(Class::Core) {
-                Some(permit) => return permit,
+                Some(permit) => {
+                    self.crowded.store(false, Relaxed);
+                    return permit;
+                }
                 // Remembers a release that comes before this line.
-                None => self.released.notified().await,
+                None => {
+                    self.crowded.store(true, Relaxed);
+                    self.released.notified().await;
+                }
             }
         }
     }
@@ -58,8 +72,15 @@ impl axum::serve::Listener for Port {
         loop {
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
-                    let silence = Box::pin(sleep(SILENCE_MAX));
-                    return (Connection { stream, silence, _permit: permit }, peer);
+                    let connection = Connection {
+                        stream,
+                        heard: Instant::now(),
+                        is_asking: false,
+                        look: Box::pin(sleep(LOOK_EVERY)),
+                        crowded: Arc::clone(&self.crowded),
+                        _permit: permit,
+                    };
+                    return (connection, peer);
                 }
                 Err(error) => {
                     if limits::is_exhausted(&error) {
@@ -81,35 +102,50 @@ impl axum::serve::Listener for Port {
 pub struct Connection {
     // Declared first: closed before the permit is given back.
     stream: TcpStream,
-    silence: Pin<Box<Sleep>>,
+    /// When bytes last went either way.
+    heard: Instant,
+    /// They came from the client, so the next are ours to send.
+    is_asking: bool,
+    look: Pin<Box<Sleep>>,
+    crowded: Arc<AtomicBool>,
     _permit: Permit,
 }
 
 impl Connection {
-    fn was_heard(&mut self) {
-        self.silence.set(sleep_until(Instant::now() + SILENCE_MAX));
+    /// Ready with an error once the client has been silent for too long; `result` if something happened.
+    fn or_too_silent<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        result: Poll<io::Result<T>>,
+        is_read: bool,
+    ) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            (self.heard, self.is_asking) = (Instant::now(), is_read);
+            return result;
+        }
+        while self.look.as_mut().poll(cx).is_ready() {
+            let patience = if self.is_asking { ANSWER_MAX } else { SILENCE_MAX };
+            let patience = if self.crowded.load(Relaxed) { patience / CROWDED } else { patience };
+            if self.heard.elapsed() >= patience {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            self.look.set(sleep(LOOK_EVERY));
+        }
+        Poll::Pending
     }
 }
 
 impl AsyncRead for Connection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buf) {
-            self.was_heard();
-            return Poll::Ready(read);
-        }
-        ready!(self.silence.as_mut().poll(cx));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        self.or_too_silent(cx, read, true)
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(written) = Pin::new(&mut self.stream).poll_write(cx, buf) {
-            self.was_heard();
-            return Poll::Ready(written);
-        }
-        ready!(self.silence.as_mut().poll(cx));
-        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.or_too_silent(cx, written, false)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
