@@ -83,7 +83,7 @@ impl Kv {
             Ok(time) if time <= Duration::from_secs(86_400) => Ok(time),
             _ => bail!("--{name} {seconds}: a number of seconds from 0 to 86400"),
         };
-        if self.rate.is_some_and(|rate| !(rate >= 0.001 && rate <= 1e8)) {
+        if self.rate.is_some_and(|rate| !(0.001..=1e8).contains(&rate)) {
             bail!("--rate: operations a second, from 0.001 to 100000000");
         }
         let until = match (self.ops, time("seconds", self.seconds.unwrap_or(10.0))?) {
@@ -144,16 +144,15 @@ impl Kv {
         }
         let dialect = target.prepare(&self.identity(&target)?, level)?;
         if self.preload {
-            let filled =
-                load::run(&target, &dialect, &preload(&load), &Watch { stop, server_cpu: &|| None, live: true });
+            let filled = load::run(&target, &dialect, &preload(&load), &Watch { stop, usage: &|| None, live: true });
             let filled = filled.context("while filling the store")?;
             if filled.tally.error_count() > 0 {
                 bail!("filling the store failed: {:?}", filled.tally.errors);
             }
         }
         let pid = target.socket_address().ok().and_then(process::listening_on);
-        let server_cpu = || pid.and_then(process::cpu_of_family);
-        let outcome = load::run(&target, &dialect, &load, &Watch { stop, server_cpu: &server_cpu, live: true })?;
+        let usage = || pid.and_then(process::usage_of_family);
+        let outcome = load::run(&target, &dialect, &load, &Watch { stop, usage: &usage, live: true })?;
 
         let what = self.describe(&target);
         let row = report::row(&target.to_string(), self.clients, &outcome);

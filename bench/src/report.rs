@@ -24,8 +24,11 @@ pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
     row.insert("elapsed_s".into(), json!((outcome.elapsed.as_secs_f64() * 1e3).round() / 1e3));
     if tally.ops > 0 {
         let per_op = |cpu: std::time::Duration| json!((cpu.as_secs_f64() * 1e8 / tally.ops as f64).round() / 100.0);
-        if let Some(cpu) = outcome.server_cpu {
-            row.insert("cpu_us_per_op".into(), per_op(cpu));
+        if let Some(used) = outcome.server {
+            row.insert("cpu_us_per_op".into(), per_op(used.cpu));
+            if let Some(bytes) = used.written_bytes {
+                row.insert("written_bytes_per_op".into(), json!(tenths(bytes as f64 / tally.ops as f64)));
+            }
         }
         row.insert("client_cpu_us_per_op".into(), per_op(outcome.client_cpu));
     }
@@ -144,6 +147,7 @@ pub const LOAD_COLUMNS: &[Column] = &[
     Column("p99.99", "p9999_us", us),
     Column("max", "max_us", us),
     Column("cpu/op", "cpu_us_per_op", us),
+    Column("written/op", "written_bytes_per_op", whole),
     Column("errors", "errors", whole),
 ];
 
