@@ -175,6 +175,9 @@ pub fn table(rows: &[Row], columns: &[Column]) -> String {
         if let Some(reason) = row.get("skipped").and_then(Value::as_str) {
             out += &format!("{}: skipped, {reason}\n", name(row));
         }
+        if let Some(note) = row.get("note").and_then(Value::as_str) {
+            out += &format!("{}: {note}\n", name(row));
+        }
     }
     out
 }

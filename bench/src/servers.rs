@@ -99,16 +99,18 @@ impl Server {
         let mut signal = "TERM";
         let mut command = Command::new(&binary);
         let port_text = port.to_string();
+        // Those that have left may not be gone yet when others come.
+        let room = (clients * 4 + 1000).to_string();
         match peer {
             Peer::Memcached => {
-                command.args(["-l", "127.0.0.1", "-p", &port_text, "-m", "2048", "-c", &(clients + 100).to_string()]);
+                command.args(["-l", "127.0.0.1", "-p", &port_text, "-m", "2048", "-c", &room]);
                 if is_root() {
                     command.args(["-u", "nobody"]);
                 }
             }
             Peer::RedisAlways => {
                 command.args(["--bind", "127.0.0.1", "--port", &port_text, "--save", ""]);
-                command.arg("--maxclients").arg((clients + 100).to_string());
+                command.args(["--maxclients", &room]);
                 command.args(["--appendonly", "yes", "--appendfsync", "always", "--dir"]).arg(dir);
             }
             Peer::Etcd => {

@@ -153,6 +153,6 @@ fn a_server_that_stops_ends_the_run_with_a_reason() {
         std::thread::yield_now();
     }
     server.front_end.drain(Duration::from_secs(1));
-    let error = running.join().unwrap().err().expect("it cannot have gone well");
+    let error = running.join().unwrap().expect_err("it cannot have gone well");
     assert!(format!("{error:#}").contains("every connection was lost"), "{error:#}");
 }
