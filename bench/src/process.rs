@@ -14,13 +14,17 @@ pub struct Usage {
     pub cpu: Duration,
     /// Bytes it caused to be written to disks; `None`: not ours to see.
     pub written_bytes: Option<u64>,
+    /// Flushes of the disk's cache, by anybody on this machine; `None`: the disk does not tell.
+    pub flushes: Option<u64>,
 }
 
 impl Usage {
     pub fn since(&self, before: &Usage) -> Usage {
+        let less = |now: Option<u64>, then: Option<u64>| now.zip(then).map(|(now, then)| now.saturating_sub(then));
         Usage {
             cpu: self.cpu.saturating_sub(before.cpu),
-            written_bytes: self.written_bytes.zip(before.written_bytes).map(|(now, then)| now.saturating_sub(then)),
+            written_bytes: less(self.written_bytes, before.written_bytes),
+            flushes: less(self.flushes, before.flushes),
         }
     }
 }
@@ -48,7 +52,7 @@ pub fn usage_of_family(pid: u32) -> Option<Usage> {
         }
         family.extend(children.remove(&member).unwrap_or_default());
     }
-    Some(Usage { cpu: Duration::from_millis(sum * 1000 / TICKS_PER_S), written_bytes })
+    Some(Usage { cpu: Duration::from_millis(sum * 1000 / TICKS_PER_S), written_bytes, flushes: None })
 }
 
 fn parse_written(io: &str) -> Option<u64> {

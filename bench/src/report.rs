@@ -12,7 +12,7 @@ use crate::tally::{Latencies, show_us, tenths};
 pub type Row = Map<String, Value>;
 
 /// A row of a load. `ops` are those answered without an error; `cpu_us_per_op` is the server's processor time and
-/// `client_cpu_us_per_op` ours.
+/// `client_cpu_us_per_op` ours. `disk_flushes_per_s` counts those of the whole machine.
 pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
     let tally = &outcome.tally;
     let mut row = Row::new();
@@ -28,6 +28,10 @@ pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
             row.insert("cpu_us_per_op".into(), per_op(used.cpu));
             if let Some(bytes) = used.written_bytes {
                 row.insert("written_bytes_per_op".into(), json!(tenths(bytes as f64 / tally.ops as f64)));
+            }
+            if let Some(flushes) = used.flushes {
+                let per_s = flushes as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
+                row.insert("disk_flushes_per_s".into(), json!(tenths(per_s)));
             }
         }
         row.insert("client_cpu_us_per_op".into(), per_op(outcome.client_cpu));
@@ -148,6 +152,7 @@ pub const LOAD_COLUMNS: &[Column] = &[
     Column("max", "max_us", us),
     Column("cpu/op", "cpu_us_per_op", us),
     Column("written/op", "written_bytes_per_op", whole),
+    Column("flushes/s", "disk_flushes_per_s", whole),
     Column("errors", "errors", whole),
 ];
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use crate::machine;
 use crate::process::{self, Usage};
 use crate::target::{Identity, Kind, Target};
 
@@ -36,6 +37,7 @@ pub struct Server {
     pub target: Target,
     pub identity: Identity,
     pub version: String,
+    dir: PathBuf,
     child: Owned,
 }
 
@@ -78,6 +80,7 @@ impl Server {
             target: Target { kind: Kind::Couchbase, address: address.to_owned(), path: "default".to_owned() },
             identity: Identity { user: "Administrator".to_owned(), password },
             version: version(binary)?,
+            dir: dir.to_owned(),
             child,
         })
     }
@@ -143,11 +146,12 @@ impl Server {
             let said = fs::read_to_string(&log).unwrap_or_default();
             format!("{program} did not start: {}", said.trim_end().lines().last().unwrap_or("it said nothing"))
         })?;
-        Ok(Server { target, identity, version, child })
+        Ok(Server { target, identity, version, dir: dir.to_owned(), child })
     }
 
     pub fn usage(&self) -> Option<Usage> {
-        process::usage_of_family(self.child.child.id())
+        let flushes = machine::flushes(&self.dir);
+        process::usage_of_family(self.child.child.id()).map(|usage| Usage { flushes, ..usage })
     }
 }
 

@@ -8,6 +8,7 @@ mod wakeups;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -44,8 +45,8 @@ pub struct Common {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: Option<u32>,
     /// Seconds a row is measured each time [default: depends on the experiment]
-    #[arg(long)]
-    seconds: Option<f64>,
+    #[arg(long, value_parser = crate::kv::seconds)]
+    seconds: Option<Duration>,
     /// The settee to start [default: this one]
     #[arg(long, value_name = "FILE")]
     settee: Option<PathBuf>,
@@ -56,12 +57,12 @@ impl Common {
         self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
     }
 
-    fn seconds(&self, normal: f64, quick: f64) -> Result<std::time::Duration> {
-        let seconds = self.seconds.unwrap_or(if self.quick { quick } else { normal });
-        match std::time::Duration::try_from_secs_f64(seconds) {
-            Ok(time) if !time.is_zero() && seconds <= 86_400.0 => Ok(time),
-            _ => bail!("--seconds {seconds}: more than 0, up to 86400"),
+    fn seconds(&self, normal: f64, quick: f64) -> Result<Duration> {
+        let time = self.seconds.unwrap_or(Duration::from_secs_f64(if self.quick { quick } else { normal }));
+        if time.is_zero() {
+            bail!("--seconds 0 measures nothing");
         }
+        Ok(time)
     }
 
     fn settee(&self) -> Result<PathBuf> {

@@ -292,7 +292,7 @@ impl OldOrder {
                         // What is pushed here is not seen until the poll.
                         let until = Instant::now() + FALL_BACK;
                         passes += 1;
-                        if passes % PAUSE_EVERY == 0 {
+                        if passes.is_multiple_of(PAUSE_EVERY) {
                             thread::yield_now();
                         }
                         ours.sleepers.lock().push(thread::current());
