@@ -28,6 +28,9 @@ mod scan;
 mod segment;
 mod space;
 pub mod stats;
+#[cfg(all(test, shuttle))]
+mod storms;
+mod sync;
 mod writer;
 
 pub use driver::Driver;

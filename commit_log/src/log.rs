@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use changelog::VbRecord;
 use env::Env;
-use types::rank::{Mutex, Rank};
+use types::rank::Rank;
 use types::{BucketUuid, Item, Seqno, VbId};
 
 use crate::batch::Batch;
@@ -17,6 +17,7 @@ use crate::recovery::{self, Opened, Replayed};
 use crate::segment::{self, Trouble};
 use crate::space::{Key, Mark, Space};
 use crate::stats::{self, LogStats};
+use crate::sync::Mutex;
 use crate::writer::Writer;
 use crate::{Options, format};
 
