@@ -173,8 +173,8 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // Sending a signal is the one thing std has no call for; the shell's own `kill` is on every machine. The process
-        // is our child and not yet waited for, so the number is still its.
+        // Sending a signal is the one thing std has no call for; the shell's own `kill` is on every machine. The
+        // process is our child and not yet waited for, so the number is still its.
         let pid = self.child.id().to_string();
         let asked = Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", self.signal, &pid]).status();
         let began = Instant::now();

@@ -6,10 +6,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use types::Level;
 
-use super::{Bench, Columns, Common};
+use super::{Bench, Common, Story};
 use crate::kv::preload;
 use crate::load::{self, Load, Until, Watch};
-use crate::report;
+use crate::report::{self, Ratio};
 use crate::servers::{Peer, Server};
 use crate::workload::{Order, Workload};
 
@@ -57,7 +57,7 @@ const CASES: &[Case] = &[
 ];
 
 impl Peers {
-    pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Columns> {
+    pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Story> {
         if let Some(unknown) = self.only.iter().find(|name| CASES.iter().all(|case| case.name != **name)) {
             bail!("--only {unknown}: choose from {}", CASES.iter().map(|c| c.name).collect::<Vec<_>>().join(", "));
         }
@@ -101,7 +101,16 @@ impl Peers {
                 }
             }
         }
-        Ok(report::LOAD_COLUMNS)
+        let pairs = |n: &u32| {
+            let pair = |row: &str, over: &str| Ratio::new("ops_per_s", &format!("{row}/{n}"), &format!("{over}/{n}"));
+            [
+                pair("settee-durable", "redis-always"),
+                pair("settee-durable", "settee-plain"),
+                pair("settee-plain", "memcached-set"),
+                pair("settee-get", "memcached-get"),
+            ]
+        };
+        Ok(Story { columns: report::LOAD_COLUMNS, ratios: clients.iter().flat_map(pairs).collect() })
     }
 
     fn measure(
