@@ -32,13 +32,23 @@ pub fn describe(dir: &Path) -> Value {
     })
 }
 
-/// The type of the file system that holds `dir`.
-pub fn file_system(dir: &Path) -> Option<String> {
+/// The device that holds `dir`, as the kernel prints it: `major:minor`.
+fn device(dir: &Path) -> Option<String> {
     let device = fs::metadata(dir).ok()?.dev();
-    // Major and minor as the kernel prints them.
     let (major, minor) =
         (((device >> 8) & 0xfff) | ((device >> 32) & !0xfff), (device & 0xff) | ((device >> 12) & !0xff));
-    let device = format!("{major}:{minor}");
+    Some(format!("{major}:{minor}"))
+}
+
+/// How often the cache of the disk under `dir` was flushed since the machine started, by anybody.
+pub fn flushes(dir: &Path) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/sys/dev/block/{}/stat", device(dir)?)).ok()?;
+    stat.split_ascii_whitespace().nth(15)?.parse().ok()
+}
+
+/// The type of the file system that holds `dir`.
+pub fn file_system(dir: &Path) -> Option<String> {
+    let device = device(dir)?;
     fs::read_to_string("/proc/self/mountinfo").ok()?.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
         (left.split(' ').nth(2)? == device).then(|| right.split(' ').next().unwrap_or_default().to_owned())
@@ -50,7 +60,8 @@ pub fn is_memory(dir: &Path) -> bool {
     matches!(file_system(dir).as_deref(), Some("tmpfs" | "ramfs"))
 }
 
-/// A fresh directory under `dir`, or, without one, on a disk: where temporary files go unless that is memory, else here.
+/// A fresh directory under `dir`, or, without one, on a disk: where temporary files go unless that is memory, else
+/// here.
 pub fn scratch(dir: Option<&Path>) -> Result<tempfile::TempDir> {
     let parent: PathBuf = match dir {
         Some(dir) => {
@@ -66,8 +77,8 @@ pub fn scratch(dir: Option<&Path>) -> Result<tempfile::TempDir> {
     made.with_context(|| format!("cannot make a scratch directory in {}", parent.display()))
 }
 
-/// What one durable small write costs here: `count` writes of 512 B, one after the other, each followed by fdatasync, in
-/// a file that was filled with zeros before, as a commit log's segments are.
+/// What one durable small write costs here: `count` writes of 512 B, one after the other, each followed by fdatasync,
+/// in a file that was filled with zeros before, as a commit log's segments are.
 ///
 /// # Errors
 /// The directory cannot be written.

@@ -12,7 +12,7 @@ use crate::tally::{Latencies, show_us, tenths};
 pub type Row = Map<String, Value>;
 
 /// A row of a load. `ops` are those answered without an error; `cpu_us_per_op` is the server's processor time and
-/// `client_cpu_us_per_op` ours.
+/// `client_cpu_us_per_op` ours. `disk_flushes_per_s` counts those of the whole machine.
 pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
     let tally = &outcome.tally;
     let mut row = Row::new();
@@ -24,8 +24,15 @@ pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
     row.insert("elapsed_s".into(), json!((outcome.elapsed.as_secs_f64() * 1e3).round() / 1e3));
     if tally.ops > 0 {
         let per_op = |cpu: std::time::Duration| json!((cpu.as_secs_f64() * 1e8 / tally.ops as f64).round() / 100.0);
-        if let Some(cpu) = outcome.server_cpu {
-            row.insert("cpu_us_per_op".into(), per_op(cpu));
+        if let Some(used) = outcome.server {
+            row.insert("cpu_us_per_op".into(), per_op(used.cpu));
+            if let Some(bytes) = used.written_bytes {
+                row.insert("written_bytes_per_op".into(), json!(tenths(bytes as f64 / tally.ops as f64)));
+            }
+            if let Some(flushes) = used.flushes {
+                let per_s = flushes as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
+                row.insert("disk_flushes_per_s".into(), json!(tenths(per_s)));
+            }
         }
         row.insert("client_cpu_us_per_op".into(), per_op(outcome.client_cpu));
     }
@@ -56,12 +63,13 @@ pub fn skipped(name: &str, reason: &str) -> Row {
 
 /// The contract object.
 pub fn object(experiment: &str, machine: Value, fdatasync: &Latencies, rows: Vec<Row>) -> Map<String, Value> {
+    let percentile = |percent| fdatasync.percentile_us(percent);
     Map::from_iter([
         ("experiment".to_owned(), json!(experiment)),
         ("machine".to_owned(), machine),
         (
             "fdatasync_us".to_owned(),
-            json!({"p50": fdatasync.percentile_us(50.0), "p99": fdatasync.percentile_us(99.0), "p999": fdatasync.percentile_us(99.9)}),
+            json!({"p50": percentile(50.0), "p99": percentile(99.0), "p999": percentile(99.9)}),
         ),
         ("rows".to_owned(), Value::from(rows.into_iter().map(Value::from).collect::<Vec<_>>())),
     ])
@@ -125,11 +133,6 @@ pub fn whole(value: &Value) -> String {
     value.as_f64().map_or_else(String::new, |n| format!("{n:.0}"))
 }
 
-/// A number with two decimals.
-pub fn fine(value: &Value) -> String {
-    value.as_f64().map_or_else(String::new, |n| format!("{n:.2}"))
-}
-
 /// Microseconds, with a unit that fits.
 pub fn us(value: &Value) -> String {
     value.as_f64().map_or_else(String::new, show_us)
@@ -144,6 +147,8 @@ pub const LOAD_COLUMNS: &[Column] = &[
     Column("p99.99", "p9999_us", us),
     Column("max", "max_us", us),
     Column("cpu/op", "cpu_us_per_op", us),
+    Column("written/op", "written_bytes_per_op", whole),
+    Column("flushes/s", "disk_flushes_per_s", whole),
     Column("errors", "errors", whole),
 ];
 
@@ -160,7 +165,7 @@ pub fn table(rows: &[Row], columns: &[Column]) -> String {
     let widths: Vec<usize> =
         (0..=used.len()).map(|n| lines.iter().map(|line| line[n].chars().count()).max().unwrap_or(0)).collect();
     let mut out = String::new();
-    for line in &lines {
+    for line in lines.iter().filter(|_| !measured.is_empty()) {
         out += &format!("{:<width$}", line[0], width = widths[0]);
         for (cell, width) in line[1..].iter().zip(&widths[1..]) {
             out += &format!("  {cell:>width$}");
@@ -171,8 +176,35 @@ pub fn table(rows: &[Row], columns: &[Column]) -> String {
         if let Some(reason) = row.get("skipped").and_then(Value::as_str) {
             out += &format!("{}: skipped, {reason}\n", name(row));
         }
+        if let Some(note) = row.get("note").and_then(Value::as_str) {
+            out += &format!("{}: {note}\n", name(row));
+        }
     }
     out
+}
+
+/// What a reader would work out from the table: a field of one row over that of another.
+pub struct Ratio {
+    pub field: &'static str,
+    pub row: String,
+    pub over: String,
+}
+
+impl Ratio {
+    pub fn new(field: &'static str, row: &str, over: &str) -> Ratio {
+        Ratio { field, row: row.to_owned(), over: over.to_owned() }
+    }
+
+    /// `None`: one of the rows was not measured.
+    pub fn say(&self, rows: &[Row]) -> Option<String> {
+        let number = |name: &str| {
+            let row = rows.iter().find(|row| row.get("name").and_then(Value::as_str) == Some(name))?;
+            row.get(self.field)?.as_f64().filter(|n| *n > 0.0)
+        };
+        let ratio = number(&self.row)? / number(&self.over)?;
+        let ratio = if ratio < 0.1 { format!("1/{:.1}", 1.0 / ratio) } else { format!("{ratio:.2}") };
+        Some(format!("{}: {} is {ratio} of {}\n", self.field, self.row, self.over))
+    }
 }
 
 #[cfg(test)]
@@ -187,6 +219,16 @@ mod tests {
         row.insert("mean_us".into(), json!(1500.0));
         let text = table(&[row, skipped("keep-open", "no such setting")], LOAD_COLUMNS);
         assert_eq!(text, "            ops/s   mean\ncommit-log   1235  1.5ms\nkeep-open: skipped, no such setting\n");
+    }
+
+    #[test]
+    fn a_ratio_needs_both_rows() {
+        let row = |name: &str, us: f64| Row::from_iter([("name".into(), json!(name)), ("mean_us".into(), json!(us))]);
+        let rows = [row("commit-log", 5.0), row("keep-open", 100.0)];
+        let say = |a, b| Ratio::new("mean_us", a, b).say(&rows);
+        assert_eq!(say("commit-log", "keep-open").unwrap(), "mean_us: commit-log is 1/20.0 of keep-open\n");
+        assert_eq!(say("keep-open", "commit-log").unwrap(), "mean_us: keep-open is 20.00 of commit-log\n");
+        assert_eq!(say("keep-open", "none"), None);
     }
 
     #[test]

@@ -68,7 +68,8 @@ pub trait Protocol: Send {
     fn parse(&mut self, input: &[u8]) -> Result<Parsed>;
 }
 
-/// Sends bytes and reads until `look` has found what it looks for: enough for the few steps of making a connection ready.
+/// Sends bytes and reads until `look` has found what it looks for: enough for the few steps of making a connection
+/// ready.
 pub(crate) fn exchange<T>(
     stream: &mut TcpStream,
     request: &[u8],
@@ -94,12 +95,42 @@ pub(crate) fn line(input: &[u8]) -> Option<(&[u8], usize)> {
     Some((&input[..end], end + 2))
 }
 
-/// Decimal digits as a number; `None` if they are none, or too many.
+/// Decimal digits as a length; `None` if they are none, or say more than 4 GiB.
 pub(crate) fn decimal(digits: &[u8]) -> Option<usize> {
-    std::str::from_utf8(digits).ok()?.parse().ok()
+    let number: u32 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    usize::try_from(number).ok()
 }
 
 /// A server's words, fit for a table.
 pub(crate) fn words(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(80)]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn bytes_of(protocol: &mut dyn Protocol, key: &[u8], action: Action<'_>) -> Vec<u8> {
+        let mut out = Vec::new();
+        protocol.encode(key, action, 7, &mut out);
+        out
+    }
+
+    /// The answers in a stream; the same for every place at which its first part ends.
+    pub fn replies(protocol: impl Fn() -> Box<dyn Protocol>, stream: &[u8]) -> Vec<Answer> {
+        let at_cut = |cut: usize| {
+            let (mut protocol, mut answers, mut at) = (protocol(), Vec::new(), 0);
+            for end in [cut, stream.len()] {
+                while let Parsed::Reply { len, answer, .. } = protocol.parse(&stream[at..end]).unwrap() {
+                    answers.push(answer);
+                    at += len;
+                }
+            }
+            assert_eq!(at, stream.len(), "cut at {cut}: all is taken");
+            answers
+        };
+        let whole = at_cut(stream.len());
+        assert!((0..stream.len()).all(|cut| at_cut(cut) == whole));
+        whole
+    }
 }
