@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use env::Clock;
-use types::rank::{Mutex, Rank};
+use types::rank::{Mutex, MutexGuard, Rank};
 use types::{Cas, Item, Seqno};
 
 use crate::{VbRecord, Watermarks};
@@ -41,6 +42,8 @@ pub struct Slice {
 /// 3. An entry stays until every registered cursor has passed it *and said so* ([`Changelog::release`]).
 pub struct Changelog {
     inner: Mutex<Inner>,
+    /// Bytes that this log and all others of its bucket hold for their readers.
+    backlog_bytes: Arc<AtomicI64>,
     pub marks: Watermarks,
 }
 
@@ -65,6 +68,11 @@ struct Place {
 impl Changelog {
     /// A log that goes on after `high`, with CAS values above `cas`.
     pub fn new(high: Seqno, cas: Cas, record: VbRecord) -> Changelog {
+        Changelog::counted_in(Arc::default(), high, cas, record)
+    }
+
+    /// [`Changelog::new`]; what it holds for its readers is counted in `backlog_bytes`, together with that of others.
+    pub fn counted_in(backlog_bytes: Arc<AtomicI64>, high: Seqno, cas: Cas, record: VbRecord) -> Changelog {
         let inner = Inner {
             first: Seqno(high.0 + 1),
             entries: VecDeque::new(),
@@ -75,7 +83,7 @@ impl Changelog {
             record: Arc::new(record),
             record_version: 0,
         };
-        Changelog { inner: Mutex::ranked(Rank::Changelog, inner), marks: Watermarks::starting_at(high) }
+        Changelog { inner: Mutex::ranked(Rank::Changelog, inner), backlog_bytes, marks: Watermarks::starting_at(high) }
     }
 
     /// Takes the next seqno and a fresh CAS for the item `make` builds, and appends it. `make` runs under the log's lock:
@@ -98,6 +106,7 @@ impl Changelog {
         let item = Arc::new(make(Stamp { seqno, cas }));
         assert_eq!(item.meta.seqno, seqno, "an item keeps the seqno it was given");
         inner.entries_bytes += item.memory();
+        self.backlog_bytes.fetch_add(item.memory() as i64, Relaxed);
         inner.entries.push_back(Arc::clone(&item));
         self.marks.publish_high(seqno);
         item
@@ -166,18 +175,22 @@ impl Changelog {
         assert!(upto <= high, "a cursor released {upto}, the log ends at {high}");
         let place = inner.cursors.iter_mut().find(|p| p.id == cursor.id).expect("a cursor belongs to its log");
         place.next = place.next.max(upto.next());
-        let dropped = inner.trim();
-        drop(inner);
-        // Freed outside the lock: it may be the last reference to many values.
-        drop(dropped);
+        self.trim(inner);
     }
 
     /// Forgets a reader.
     pub fn unregister(&self, cursor: Cursor) {
         let mut inner = self.inner.lock();
         inner.cursors.retain(|p| p.id != cursor.id);
+        self.trim(inner);
+    }
+
+    fn trim(&self, mut inner: MutexGuard<'_, Inner>) {
+        let before = inner.entries_bytes;
         let dropped = inner.trim();
+        self.backlog_bytes.fetch_sub((before - inner.entries_bytes) as i64, Relaxed);
         drop(inner);
+        // Freed outside the lock: it may be the last reference to many values.
         drop(dropped);
     }
 
@@ -291,6 +304,26 @@ mod tests {
         log.release(&cursor, Seqno(13));
         let empty = log.read(&cursor, usize::MAX);
         assert_eq!((empty.last, log.backlog()), (Seqno(13), (0, 0)));
+    }
+
+    #[test]
+    fn a_bucket_s_backlog_is_the_sum_of_its_logs_at_any_moment() {
+        let (total, clock) = (Arc::new(AtomicI64::new(0)), Wall(AtomicU64::new(0)));
+        let logs =
+            [1, 2].map(|_| Changelog::counted_in(Arc::clone(&total), Seqno(10), Cas(5), (*log().record()).clone()));
+        let cursors = logs.each_ref().map(|log| log.cursor("flusher", Seqno(10)).unwrap());
+        let sum = || logs.iter().map(|log| log.backlog().1 as i64).sum::<i64>();
+        for n in 0..10 {
+            append(&logs[n % 2], &clock, "key");
+            assert_eq!((total.load(Ordering::Relaxed), sum()), (sum(), sum()));
+        }
+        for (log, cursor) in logs.iter().zip(cursors) {
+            log.release(&cursor, Seqno(13));
+            assert!(sum() > 0);
+            assert_eq!(total.load(Ordering::Relaxed), sum());
+            log.unregister(cursor);
+        }
+        assert_eq!(total.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::op::{Op, OpError, OpResult, Outcome, Reply, Request, Waiter};
 use crate::ops::{Attempt, Fetched, Run, Step, Stop};
 use crate::owned::OwnedRequest;
 use crate::pager::{Deadlines, Pager};
-use crate::vbucket::{Beginning, GivenUp, VBucket};
+use crate::vbucket::{Beginning, GivenUp, Sums, VBucket};
 
 /// How often a request may go back to the file before it is told to come again.
 const FETCHES_MAX: usize = 4;
@@ -33,7 +33,7 @@ const SEQNO_PERSISTENCE_MAX: Duration = Duration::from_secs(30);
 /// One bucket.
 ///
 /// 1. A vBucket changes only because a client, a peer or the clock asked, and only through its changelog.
-/// 2. `table_bytes` and `backlog_bytes` are the sums over the vBuckets.
+/// 2. `sums` are over the vBuckets, at any moment.
 pub struct Bucket {
     me: Weak<Bucket>,
     pub(crate) env: Env,
@@ -41,8 +41,7 @@ pub struct Bucket {
     pub(crate) store: Arc<BucketStore>,
     pub(crate) pools: Arc<Pools>,
     pub(crate) vbuckets: Box<[VBucket]>,
-    pub(crate) table_bytes: Arc<AtomicI64>,
-    pub(crate) backlog_bytes: AtomicI64,
+    pub(crate) sums: Sums,
     pub counters: Counters,
     stopped: AtomicBool,
     /// The pager was asked for memory and has none to give until more is filed.
@@ -79,7 +78,7 @@ impl Bucket {
         was_clean: bool,
     ) -> Arc<Bucket> {
         let seed = HashSeed([env.rng.u64(), env.rng.u64()]);
-        let table_bytes = Arc::new(AtomicI64::new(0));
+        let sums = Sums::default();
         let spec = store.spec();
         let mut begins: Vec<Option<Beginning>> = (0..spec.vbuckets).map(|_| None).collect();
         for file in store.recovered() {
@@ -109,7 +108,7 @@ impl Bucket {
                 purge: Seqno(0),
                 tombstones_on_disk: false,
             });
-            VBucket::new(VbId(id), seed, Arc::clone(&table_bytes), begin)
+            VBucket::new(VbId(id), seed, &sums, begin)
         });
         let vbuckets: Box<[VBucket]> = vbuckets.collect();
         Arc::new_cyclic(|me| Bucket {
@@ -118,8 +117,7 @@ impl Bucket {
             options,
             pools: Arc::clone(pools),
             vbuckets,
-            table_bytes,
-            backlog_bytes: AtomicI64::new(0),
+            sums,
             counters: Counters::default(),
             stopped: AtomicBool::new(false),
             paging: AtomicBool::new(false),
@@ -206,9 +204,9 @@ impl Bucket {
         let Some(me) = self.me.upgrade() else { return };
         self.counters.fetches.add(1);
         let (vb, key) = request.lend(|r| (r.vb, KeyBuf::copy_of(r.key)));
-        let sweeps = self.vbuckets[usize::from(vb.0)].sweeps();
+        let as_of = self.vbuckets[usize::from(vb.0)].as_of();
         let done = Box::new(move |found: Result<Option<Item>, persist::StoreError>| match found {
-            Ok(item) => me.retry(request, Fetched::Found { item: item.map(Arc::new), sweeps }, waiter, round),
+            Ok(item) => me.retry(request, Fetched::Found { item: item.map(Arc::new), as_of }, waiter, round),
             Err(_) if me.stopped.load(Relaxed) => waiter.finish(Err(OpError::Cancelled)),
             Err(error) => waiter.finish(Err(OpError::Unreadable(error.to_string()))),
         });
@@ -253,27 +251,25 @@ impl Bucket {
             now: self.env.clock.monotonic(),
             now_s: self.env.clock.unix_s(),
             durability_timeout: self.options.durability_timeout,
-            appended_bytes: 0,
+            appended: false,
             prepared: None,
             expired: 0,
             frozen: self.stopped.load(Relaxed),
         };
         let result = run.attempt();
         self.keep_fetched(&mut run);
-        let (appended_bytes, prepared, expired) = (run.appended_bytes, run.prepared, run.expired);
+        let (appended, prepared, expired) = (run.appended, run.prepared, run.expired);
         drop(run);
         drop(state);
         self.counters.expired.add(expired);
-        if appended_bytes > 0 {
-            vb.add_backlog(appended_bytes);
-            self.backlog_bytes.fetch_add(appended_bytes, Relaxed);
+        if appended {
             let waits_for_disk = prepared.is_some_and(|level| level > Level::Majority);
             self.store.changed(vb.id, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
         }
         if prepared.is_some() {
             self.settle(vb);
         }
-        if appended_bytes > 0 && self.is_short() {
+        if appended && self.is_short() {
             self.give_memory_back();
         }
         result
@@ -371,7 +367,7 @@ impl Bucket {
 
     /// Bytes that count against the quota.
     pub fn memory_used(&self) -> u64 {
-        (self.table_bytes.load(Relaxed) + self.backlog_bytes.load(Relaxed)).max(0) as u64
+        (self.sums.table_bytes.load(Relaxed) + self.sums.backlog_bytes.load(Relaxed)).max(0) as u64
     }
 
     pub fn quota_bytes(&self) -> u64 {
@@ -394,8 +390,7 @@ impl Bucket {
 
     pub(crate) fn settle(&self, vb: &VBucket) {
         let settled = vb.settle(self.env.clock.monotonic());
-        if settled.appended_bytes > 0 {
-            self.backlog_bytes.fetch_add(settled.appended_bytes, Relaxed);
+        if settled.committed + settled.aborted > 0 {
             self.counters.commits.add(settled.committed);
             self.counters.aborts.add(settled.aborted);
             self.store.changed(vb.id, Urgency::Normal);
@@ -410,7 +405,6 @@ impl Bucket {
 
     fn marks_moved(&self, vb: VbId) {
         let vb = &self.vbuckets[usize::from(vb.0)];
-        self.backlog_bytes.fetch_add(vb.note_backlog(), Relaxed);
         if self.paging.load(Relaxed) {
             // More is in the file now, so more can leave memory.
             self.paging.store(false, Relaxed);
@@ -471,15 +465,22 @@ impl Bucket {
 
     /// Answers once everything up to `seqno` is on disk, or after 30 s with `Temporary`.
     pub fn seqno_persistence(&self, vb: VbId, seqno: Seqno, waiter: &dyn Fn() -> Waiter) -> Outcome {
-        let vb = match self.vb(vb) {
-            Ok(vb) if vb.state() != VbState::Dead => vb,
-            _ => return Outcome::Done(Err(OpError::NotMyVbucket)),
-        };
-        if vb.log.marks.durable() >= seqno {
-            return Outcome::Done(Ok(Reply::Done { cas: Cas(0) }));
+        let Ok(vb) = self.vb(vb) else { return Outcome::Done(Err(OpError::NotMyVbucket)) };
+        {
+            // Held until the waiter is in the queue, so that nobody waits on a bucket that has stopped.
+            let state = vb.state.read();
+            if *state == VbState::Dead {
+                return Outcome::Done(Err(OpError::NotMyVbucket));
+            }
+            if vb.log.marks.durable() >= seqno {
+                return Outcome::Done(Ok(Reply::Done { cas: Cas(0) }));
+            }
+            if self.stopped.load(Relaxed) {
+                return Outcome::Done(Err(OpError::Cancelled));
+            }
+            let deadline = self.env.clock.monotonic() + SEQNO_PERSISTENCE_MAX;
+            vb.waiting.lock().get_or_insert_default().await_seqno(seqno, deadline, waiter());
         }
-        let deadline = self.env.clock.monotonic() + SEQNO_PERSISTENCE_MAX;
-        vb.waiting.lock().get_or_insert_default().await_seqno(seqno, deadline, waiter());
         self.store.changed(vb.id, Urgency::Durable);
         self.settle(vb);
         Outcome::Pending
@@ -524,8 +525,7 @@ impl Bucket {
             Err(Stop::Error(error)) => Err(error),
             // System xattrs that would have to be read first.
             Err(Stop::NeedsFile) => {
-                let found = self.store.fetch_now(vb.id, key).map_err(|e| OpError::Unreadable(e.to_string()))?;
-                let fetched = Fetched::Found { item: found.map(Arc::new), sweeps: vb.sweeps() };
+                let fetched = self.fetch_now(vb, key).map_err(|e| OpError::Unreadable(e.to_string()))?;
                 match self.attempt(&request, &fetched, &waiter) {
                     Ok(_) => Ok(()),
                     Err(Stop::Error(error)) => Err(error),
@@ -545,11 +545,16 @@ impl Bucket {
         let request = self.internal(vb, key, Op::GetMeta);
         let waiter = || -> Waiter { unreachable!("looking does not wait") };
         if let Err(Stop::NeedsFile) = self.attempt(&request, &Fetched::NotAsked, &waiter)
-            && let Ok(found) = self.store.fetch_now(vb.id, key)
+            && let Ok(fetched) = self.fetch_now(vb, key)
         {
-            let fetched = Fetched::Found { item: found.map(Arc::new), sweeps: vb.sweeps() };
             let _ = self.attempt(&request, &fetched, &waiter);
         }
+    }
+
+    fn fetch_now(&self, vb: &VBucket, key: DocKey<'_>) -> Result<Fetched, persist::StoreError> {
+        let as_of = vb.as_of();
+        let item = self.store.fetch_now(vb.id, key)?.map(Arc::new);
+        Ok(Fetched::Found { item, as_of })
     }
 
     /// The ids of the live documents that `which` picks.

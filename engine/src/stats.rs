@@ -169,7 +169,7 @@ impl Bucket {
         put("ep_max_size", self.quota_bytes().to_string());
         put("ep_mem_high_wat", self.high_mark().to_string());
         put("ep_mem_low_wat", self.low_mark().to_string());
-        put("ep_kv_size", self.table_bytes.load(Relaxed).to_string());
+        put("ep_kv_size", self.sums.table_bytes.load(Relaxed).to_string());
         put("ep_degraded_mode", "0".into());
         put("ep_bucket_type", "persistent".into());
         put("ep_num_non_resident", total(|c| c.non_resident.load(Relaxed)));
@@ -221,10 +221,10 @@ impl Bucket {
     }
 
     fn memory(&self) -> Lines {
-        let (used, backlog) = (self.memory_used(), self.backlog_bytes.load(Relaxed));
+        let (used, backlog) = (self.memory_used(), self.sums.backlog_bytes.load(Relaxed));
         [
             ("mem_used", used.to_string()),
-            ("ep_kv_size", self.table_bytes.load(Relaxed).to_string()),
+            ("ep_kv_size", self.sums.table_bytes.load(Relaxed).to_string()),
             ("ep_changelog_memory", backlog.to_string()),
             ("ep_max_size", self.quota_bytes().to_string()),
             ("ep_mem_high_wat", self.high_mark().to_string()),
@@ -268,7 +268,7 @@ impl Bucket {
 
     fn collections(&self) -> Lines {
         let items = self.items().to_string();
-        let bytes = self.table_bytes.load(Relaxed).to_string();
+        let bytes = self.sums.table_bytes.load(Relaxed).to_string();
         [
             ("manifest_uid", "0".to_owned()),
             ("0x0:name", "_default".to_owned()),

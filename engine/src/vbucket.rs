@@ -35,9 +35,25 @@ pub struct VBucket {
     /// Prepares up to here are from before the restart: they may have been acknowledged.
     inherited_upto: AtomicU64,
     pub purge: Seqno,
-    /// Bytes the changelog holds for its readers, as last looked.
-    backlog_bytes: AtomicI64,
     pub(crate) waiting: Mutex<Option<Box<Tracker>>>,
+}
+
+/// When the file was asked.
+#[derive(Clone, Copy)]
+pub(crate) struct AsOf {
+    /// Sweeps of tombstones before that.
+    sweeps: u64,
+    /// The file holds everything up to here.
+    pub filed: Seqno,
+}
+
+/// What the vBuckets of a bucket hold together.
+#[derive(Default)]
+pub(crate) struct Sums {
+    /// Documents and the tables they are in.
+    pub table_bytes: Arc<AtomicI64>,
+    /// What changelogs hold for their readers.
+    pub backlog_bytes: Arc<AtomicI64>,
 }
 
 /// What a vBucket begins with.
@@ -51,20 +67,20 @@ pub(crate) struct Beginning {
 }
 
 impl VBucket {
-    pub(crate) fn new(id: VbId, seed: HashSeed, bucket_bytes: Arc<AtomicI64>, begin: Beginning) -> VBucket {
+    pub(crate) fn new(id: VbId, seed: HashSeed, sums: &Sums, begin: Beginning) -> VBucket {
         let (state, uuid) = (begin.record.state, begin.record.failover.current().uuid);
+        let backlog = Arc::clone(&sums.backlog_bytes);
         VBucket {
             id,
             state: RwLock::ranked(Rank::VBucketState, state),
-            table: HashTable::new(seed, bucket_bytes),
-            log: Arc::new(Changelog::new(begin.high, begin.max_cas, begin.record)),
+            table: HashTable::new(seed, Arc::clone(&sums.table_bytes)),
+            log: Arc::new(Changelog::counted_in(backlog, begin.high, begin.max_cas, begin.record)),
             uuid: AtomicU64::new(uuid.0),
             max_deleted_rev: AtomicU64::new(begin.max_deleted_rev.0),
             tombstones_on_disk: AtomicBool::new(begin.tombstones_on_disk),
             sweeps: AtomicU64::new(0),
             inherited_upto: AtomicU64::new(0),
             purge: begin.purge,
-            backlog_bytes: AtomicI64::new(0),
             waiting: Mutex::ranked(Rank::Durability, None),
         }
     }
@@ -99,8 +115,14 @@ impl VBucket {
         self.tombstones_on_disk.load(Relaxed)
     }
 
-    pub(crate) fn sweeps(&self) -> u64 {
-        self.sweeps.load(Relaxed)
+    /// What is true of the file for whoever asks it from now on.
+    pub(crate) fn as_of(&self) -> AsOf {
+        AsOf { sweeps: self.sweeps.load(Relaxed), filed: self.log.marks.filed() }
+    }
+
+    /// Whether tombstones were dropped from the table since.
+    pub(crate) fn was_swept_since(&self, as_of: AsOf) -> bool {
+        self.sweeps.load(Relaxed) != as_of.sweeps
     }
 
     /// Forgets the tombstones the file has. Returns how many.
@@ -119,16 +141,6 @@ impl VBucket {
     /// Whether this prepare is from before a restart.
     pub(crate) fn is_inherited(&self, prepare: &Item) -> bool {
         prepare.meta.seqno.0 <= self.inherited_upto.load(Relaxed)
-    }
-
-    /// Notes how much the changelog holds now; returns the difference to the last look.
-    pub(crate) fn note_backlog(&self) -> i64 {
-        let bytes = self.log.backlog().1 as i64;
-        bytes - self.backlog_bytes.swap(bytes, Relaxed)
-    }
-
-    pub(crate) fn add_backlog(&self, bytes: i64) {
-        self.backlog_bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Puts the prepares found in memory back into the queue, after a restart or a change of role. They wait for ever.
@@ -171,7 +183,7 @@ impl VBucket {
         while let Some(verdict) = settled.verdict.take() {
             match verdict {
                 Verdict::Commit(write) => {
-                    settled.appended_bytes += self.commit(&write);
+                    self.commit(&write);
                     settled.committed += 1;
                     if let Some(client) = write.client {
                         let reply = client.answer.reply(client.mutated);
@@ -179,7 +191,7 @@ impl VBucket {
                     }
                 }
                 Verdict::Abort(write) => {
-                    settled.appended_bytes += self.abort(&write);
+                    self.abort(&write);
                     settled.aborted += 1;
                     if let Some(client) = write.client {
                         answers.push_back((client.waiter, Err(OpError::Ambiguous("not durable within its time-out"))));
@@ -204,11 +216,11 @@ impl VBucket {
         settled
     }
 
-    /// The document becomes what its prepare said. Returns the bytes appended.
-    fn commit(&self, write: &SyncWrite) -> i64 {
+    /// The document becomes what its prepare said.
+    fn commit(&self, write: &SyncWrite) {
         let key = types::DocKey::parse(&write.key).expect("taken from an item");
         let mut slot = self.table.lock(key);
-        let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
+        let Some(prepare) = slot.take_prepare(write.seqno) else { return };
         let item = self.log.append_with_cas(prepare.meta.cas, |stamp| {
             let meta = Meta { seqno: stamp.seqno, ..prepare.meta };
             let value = prepare.has_value().then(|| Box::from(prepare.value()));
@@ -217,26 +229,20 @@ impl VBucket {
         if item.is_deleted() {
             self.note_deleted(item.meta.rev);
         }
-        let bytes = item.memory() as i64;
         slot.put_committed(item, true);
-        self.add_backlog(bytes);
-        bytes
     }
 
-    /// The prepare comes to nothing. Returns the bytes appended.
-    fn abort(&self, write: &SyncWrite) -> i64 {
+    /// The prepare comes to nothing.
+    fn abort(&self, write: &SyncWrite) {
         let key = types::DocKey::parse(&write.key).expect("taken from an item");
         let mut slot = self.table.lock(key);
-        let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
-        let item = self.log.append_with_cas(prepare.meta.cas, |stamp| {
+        let Some(prepare) = slot.take_prepare(write.seqno) else { return };
+        self.log.append_with_cas(prepare.meta.cas, |stamp| {
             let deleted = Some(types::DeleteSource::Explicit);
             let expiry = (prepare.meta.cas.0 / 1_000_000_000) as u32;
             let meta = Meta { seqno: stamp.seqno, deleted, expiry, datatype: Datatype::RAW, ..prepare.meta };
             Item::new(key, meta, Kind::Abort { prepared: write.seqno }, None)
         });
-        let bytes = item.memory() as i64;
-        self.add_backlog(bytes);
-        bytes
     }
 
     /// Takes out everyone who waits: the vBucket stops being active, or the server stops.
@@ -274,7 +280,6 @@ impl GivenUp {
 /// What came of a look at the queue.
 #[derive(Default)]
 pub(crate) struct Settled {
-    pub appended_bytes: i64,
     pub committed: u64,
     pub aborted: u64,
     /// When the timer is to look here.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use persist::{Damages, StoreError, WarmUp};
 use scheduler::{PoolKind, Pools};
-use types::{Item, VbId};
+use types::{Item, VbId, VbState};
 
 use crate::bucket::Bucket;
 
@@ -66,8 +66,11 @@ impl Bucket {
             recovered.seqnos += file.high.0;
             recovered.tombstones += file.tombstones;
             recovered.documents += vb.table.counts.live.load(Relaxed) as u64;
-            recovered.recommitted += vb.table.counts.prepares.load(Relaxed) as u64;
-            vb.retrack();
+            // Elsewhere they wait for whoever makes the vBucket active.
+            if vb.state() == VbState::Active {
+                recovered.recommitted += vb.table.counts.prepares.load(Relaxed) as u64;
+                vb.retrack();
+            }
         }
         recovered.without_value = loader.without_value.load(Relaxed);
         recovered.took = self.env.clock.monotonic().saturating_sub(began);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use common::*;
 use engine::*;
 use env::sim::{Fault, FaultPlan, Op as Io, Rule};
+use parking_lot::Mutex;
 use types::{Cas, Datatype};
 
 const ENOSPC: i32 = 28;
@@ -422,4 +423,65 @@ fn an_expired_document_whose_value_is_on_disk_keeps_its_system_xattrs() {
         let lookup = w.op(key, Op::SubdocLookup(SubdocLookup { specs: &specs, doc_flags: DocFlags::ACCESS_DELETED }));
         assert!(matches!(&lookup, Ok(Reply::Lookup { deleted: true, results, .. }) if results[0] == Ok(b"1".to_vec())));
     }
+}
+
+/// A vBucket found the disk full, and then a sync failed: it will not find out that there is room again.
+#[test]
+fn a_vbucket_that_is_poisoned_does_not_keep_the_disk_full_for_the_others() {
+    let w = World::new(1);
+    let rule = |op, errno| Rule::new(op, Fault::Errno(errno)).times(1);
+    w.sim.storage.arm(FaultPlan::new().rule(rule(Io::Write, ENOSPC)).rule(rule(Io::Sync, 5)));
+    w.set("k", "v");
+    w.settle();
+    refused(w.op("other", set("v")), OpError::DiskFull);
+    w.advance_s(10);
+    assert!(matches!(w.op("k", set("v")), Err(OpError::Temporary(why)) if why.contains("restart")));
+    let elsewhere = k("k");
+    mutated(w.run(&Request { vb: types::VbId(1), ..request(&elsewhere, set("v")) }));
+}
+
+/// Goal: a read that the document outran is tried again. Method: two documents are fetched together; before the second is
+/// answered, it is changed, filed and evicted.
+#[test]
+fn a_document_changed_and_evicted_while_it_is_fetched_is_fetched_again() {
+    struct Meddler(Mutex<Option<Box<dyn FnOnce() + Send>>>, Mutex<Vec<(u64, OpResult)>>);
+    impl Mailbox for Meddler {
+        fn deliver(&self, ticket: Ticket, result: OpResult) {
+            let meddle = self.0.lock().take();
+            self.1.lock().push((ticket.request, result));
+            meddle.into_iter().for_each(|meddle| meddle());
+        }
+    }
+    let (env, sim) = env::sim::env(1);
+    let (stepper, engine, _) = try_open(&env, &sim.clock).unwrap();
+    let (stepper, bucket) = (Arc::new(stepper), engine.create_bucket(spec()).unwrap());
+    let meddler = Arc::new(Meddler(Mutex::new(None), Mutex::new(Vec::new())));
+    let ask = |bucket: &Bucket, name: &str, op: Op<'_>, number| {
+        let (key, mailbox) = (k(name), Arc::clone(&meddler) as Arc<dyn Mailbox>);
+        let ticket = Ticket { slot: 0, generation: 0, request: number };
+        bucket.execute(&request(&key, op), &|| Waiter::new(Arc::clone(&mailbox), ticket))
+    };
+    for name in ["a", "b"] {
+        ask(&bucket, name, set("old"), 0);
+    }
+    stepper.run_until_idle();
+    for name in ["a", "b"] {
+        ask(&bucket, name, Op::Evict, 0);
+        assert!(matches!(ask(&bucket, name, Op::Get, if name == "a" { 1 } else { 2 }), Outcome::Pending));
+    }
+    let again = (Arc::clone(&bucket), Arc::clone(&stepper), Arc::clone(&meddler));
+    *meddler.0.lock() = Some(Box::new(move || {
+        let (bucket, stepper, meddler) = again;
+        for op in [set("new"), Op::Evict] {
+            let key = k("b");
+            let done = bucket.execute(&request(&key, op), &|| {
+                Waiter::new(Arc::clone(&meddler) as Arc<dyn Mailbox>, Ticket { slot: 0, generation: 0, request: 3 })
+            });
+            assert!(matches!(done, Outcome::Done(Ok(_))), "{done:?}");
+            stepper.run_until_idle();
+        }
+    }));
+    stepper.run_until_idle();
+    let answers: Vec<_> = meddler.1.lock().drain(..).map(|(n, result)| (n, body(&result.expect("found")))).collect();
+    assert_eq!(answers, [(1, b"old".to_vec()), (2, b"new".to_vec())]);
 }

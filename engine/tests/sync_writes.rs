@@ -277,3 +277,26 @@ fn prepares_found_on_disk_are_committed_before_clients_come_in() {
         assert_eq!(w.get("k"), expected);
     }
 }
+
+#[test]
+fn a_prepare_of_a_replica_outlives_a_restart_and_is_completed_once_it_is_active() {
+    let w = World::new(1);
+    let key = k("k");
+    let number = w.start(&durable(&key, Level::PersistMajority, set("v")));
+    w.bucket.set_vb_state(VbId(0), VbState::Replica, None).unwrap();
+    ambiguous(w.answer(number));
+    w.settle();
+    let w = w.restart();
+    assert_eq!((w.bucket.vb_state(VbId(0)), w.recovered[0].recommitted), (Some(VbState::Replica), 0));
+    w.bucket.set_vb_state(VbId(0), VbState::Active, None).unwrap();
+    w.settle();
+    assert_eq!(w.get("k").unwrap(), b"v");
+}
+
+#[test]
+fn nobody_waits_for_a_seqno_of_a_deleted_bucket() {
+    let w = World::new(1);
+    w.engine.delete_bucket("default").unwrap();
+    let outcome = w.bucket.seqno_persistence(VbId(0), Seqno(5), &|| w.waiter(99));
+    assert!(matches!(outcome, Outcome::Done(Err(OpError::Cancelled))), "{outcome:?}");
+}

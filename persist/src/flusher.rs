@@ -122,6 +122,8 @@ fn poison(vb: &Vb, attached: &Attached, error: &StoreError) {
         vb = vb.id.0,
         "no more writes to this vBucket until a restart has looked at the disk: {reason}"
     );
+    // If it was this vBucket that found the disk full, nobody would find out that it no longer is.
+    vb.home.shared.disk_full.store(false, Ordering::Release);
     attached.log.marks.poison(reason);
     attached.nudge.marks_moved(vb.id);
 }

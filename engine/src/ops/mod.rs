@@ -20,7 +20,7 @@ use crate::expiry;
 use crate::hash_table::Locked;
 use crate::op::{Mutated, Op, OpError, Reply, Request, Waiter};
 use crate::value;
-use crate::vbucket::VBucket;
+use crate::vbucket::{AsOf, VBucket};
 
 /// What an attempt came to.
 pub(crate) enum Step {
@@ -50,8 +50,10 @@ pub(crate) type Attempt<T = Step> = Result<T, Stop>;
 pub(crate) enum Fetched {
     #[default]
     NotAsked,
-    /// What it holds, and how many sweeps of tombstones there had been before it was asked.
-    Found { item: Option<Arc<Item>>, sweeps: u64 },
+    Found {
+        item: Option<Arc<Item>>,
+        as_of: AsOf,
+    },
 }
 
 /// The committed document, as an operation sees it.
@@ -105,8 +107,8 @@ pub(crate) struct Run<'a> {
     pub now_s: u32,
     /// Where the default for sync writes is kept.
     pub durability_timeout: Duration,
-    /// Bytes appended to the changelog.
-    pub appended_bytes: i64,
+    /// Something was appended to the changelog.
+    pub appended: bool,
     /// The level of the prepare, if one was made.
     pub prepared: Option<Level>,
     pub expired: u64,
@@ -175,7 +177,7 @@ impl Run<'_> {
     pub fn doc_or_tombstone(&mut self) -> Attempt<Doc> {
         match self.doc()? {
             Doc::Missing if self.slot.entry().is_none() && self.vb.may_have_tombstones() => match self.fetched {
-                Fetched::Found { item, sweeps } if *sweeps == self.vb.sweeps() => match item {
+                Fetched::Found { item, as_of } if !self.vb.was_swept_since(*as_of) => match item {
                     Some(item) if item.is_deleted() => Ok(Doc::Tombstone(Arc::clone(item))),
                     // The file is behind: what it says is alive has been deleted and swept since.
                     Some(_) => Err(Stop::NeedsFile),
@@ -194,12 +196,14 @@ impl Run<'_> {
         }
         match self.fetched {
             Fetched::Found { item: Some(found), .. } if found.meta.seqno == item.meta.seqno => Ok(Arc::clone(found)),
-            // Asked, and the file has another version: this one is newer in memory than the file, yet has no value.
-            Fetched::Found { .. } => Err(Stop::Error(OpError::Unreadable(format!(
-                "vBucket {}: the file should hold seqno {} of this key and does not",
-                self.vb.id, item.meta.seqno
-            )))),
-            Fetched::NotAsked => Err(Stop::NeedsFile),
+            // Filed before the file was asked, so it should be there. What was filed and evicted since is not.
+            Fetched::Found { as_of, .. } if item.meta.seqno <= as_of.filed => {
+                Err(Stop::Error(OpError::Unreadable(format!(
+                    "vBucket {}: the file should hold seqno {} of this key and does not",
+                    self.vb.id, item.meta.seqno
+                ))))
+            }
+            _ => Err(Stop::NeedsFile),
         }
     }
 
@@ -312,7 +316,7 @@ impl Run<'_> {
             Some(cas) => self.vb.log.append_with_cas(cas, build),
             None => self.vb.log.append(self.clock, build),
         };
-        self.appended_bytes += item.memory() as i64;
+        self.appended = true;
         item
     }
 }
