@@ -1,9 +1,10 @@
 //! One commit of one vBucket's file: documents, `_local/vbstate` and collection counts, all or nothing.
 //!
-//! The file is opened for the commit and closed after it. What the commit builds on is read from the file, at the header
-//! that the last good commit left; so a failed commit cannot leak into the next one.
+//! What the commit builds on is read from the file, at the header that the last good commit left; so a failed commit cannot
+//! leak into the next one, whether the file was kept open or not.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use changelog::Slice;
 use couchstore::kv::CollectionStats;
@@ -14,6 +15,7 @@ use types::{CollectionId, Seqno};
 use crate::batch::{Batch, PREPARE_PREFIX};
 use crate::error::StoreError;
 use crate::facts::VbFacts;
+use crate::file_cache::is_out_of_files;
 use crate::stats::COMMITS;
 use crate::vb::{Committed, Vb, open_file, remove_if_there};
 use crate::{codec, names};
@@ -46,16 +48,18 @@ fn first_commit(vb: &Vb, slice: &Slice, batch: &Batch) -> Result<Committed, Stor
     let (boot, path) = (vb.home.dir.join(names::boot_file(vb.id)), vb.path(rev));
     remove_if_there(storage, &boot)?;
     let file = open_file(shared, &boot, OpenMode::CreateNew)?;
-    let mut couch = Couch::create(file, &boot, shared.options.format).map_err(StoreError::file(vb.id))?;
+    let mut couch = Couch::create(Arc::clone(&file), &boot, shared.options.format).map_err(StoreError::file(vb.id))?;
     let facts = VbFacts::new((*slice.record).clone());
     let committed = write(vb, &mut couch, rev, &facts, slice, batch)?;
     drop(couch);
     storage.rename(&boot, &path).map_err(StoreError::io("rename", &path))?;
-    storage.sync_dir(&vb.home.dir).map_err(|source| StoreError::SyncFailed {
-        vb: vb.id,
-        path: vb.home.dir.clone(),
-        source: source.into(),
+    storage.sync_dir(&vb.home.dir).map_err(|source| match is_out_of_files(&source) {
+        // The directory could not even be opened. The next try renames another file over this one.
+        true => StoreError::io("sync directory", &vb.home.dir)(source),
+        false => StoreError::SyncFailed { vb: vb.id, path: vb.home.dir.clone(), source: source.into() },
     })?;
+    shared.files.retire(&vb.place, rev);
+    shared.files.keep(&vb.place, rev, file);
     vb.home.counters.add(|c| &c.files_created, 1);
     Ok(committed)
 }

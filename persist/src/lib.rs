@@ -16,6 +16,7 @@ mod commit;
 mod error;
 mod facts;
 mod fetch;
+mod file_cache;
 mod flusher;
 mod names;
 mod queue;
@@ -32,6 +33,7 @@ mod vb;
 pub use bucket::{BucketStore, RecoveredVb, WarmUp};
 pub use couchstore::Version;
 pub use error::{Damage, Damages, StoreError, Verdict};
+pub use file_cache::{FileCache, FileCacheStats};
 pub use queue::Urgency;
 pub use spec::BucketSpec;
 pub use stats::BucketStoreStats;
@@ -49,12 +51,21 @@ pub struct Options {
     pub batch_bytes_max: usize,
     /// Of files made from now on; existing ones keep theirs.
     pub format: Version,
+    /// vBucket files kept open for their next use; 0: none. See [`Store::set_files_max`].
+    pub files_max: usize,
     /// Go back to the newest readable commit of damaged files, as another history, instead of refusing to open.
     pub recovery: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { writers: 4, readers: 4, batch_bytes_max: 16 << 20, format: Version::V13, recovery: false }
+        Options {
+            writers: 4,
+            readers: 4,
+            batch_bytes_max: 16 << 20,
+            format: Version::V13,
+            files_max: 1024,
+            recovery: false,
+        }
     }
 }

@@ -10,6 +10,7 @@ use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Context, Next, PoolKind, Pools, Task, TaskHandle};
 use types::rank::{Mutex, Rank};
 
+use crate::file_cache::{FileCache, WithRoom};
 use crate::queue::{Outcome, Urgency, WorkQueue};
 use crate::vb::Vb;
 use crate::{Options, fetch, flusher};
@@ -20,6 +21,7 @@ const LOG_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Shared {
     pub env: Env,
     pub options: Options,
+    pub files: Arc<FileCache>,
     pub flushes: WorkQueue<Vb>,
     /// vBuckets with somebody waiting for a read; `None` once the store is closed.
     fetches: Mutex<Option<VecDeque<Arc<Vb>>>>,
@@ -35,8 +37,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub fn start(env: &Env, pools: &Pools, options: Options) -> Arc<Shared> {
+        let files = Arc::new(FileCache::new(Arc::clone(&env.storage), options.files_max));
+        let storage = WithRoom { storage: Arc::clone(&env.storage), files: Arc::clone(&files) };
         let shared = Arc::new(Shared {
-            env: env.clone(),
+            env: Env { storage: Arc::new(storage), ..env.clone() },
+            files,
             options,
             flushes: WorkQueue::new(),
             fetches: Mutex::ranked(Rank::CommitQueue, Some(VecDeque::new())),

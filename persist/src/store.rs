@@ -14,6 +14,7 @@ use types::rank::{Mutex, Rank};
 use crate::Options;
 use crate::bucket::BucketStore;
 use crate::error::{Damages, StoreError};
+use crate::file_cache::FileCache;
 use crate::names::{self, BUCKETS_DIR, CLEAN_FILE, GONE_SUFFIX, NEW_SUFFIX};
 use crate::queue::{Urgency, Work};
 use crate::recovery::{Found, Opening};
@@ -129,6 +130,16 @@ impl Store {
         self.shared.disk_full.load(Ordering::Acquire)
     }
 
+    /// How many vBucket files are kept open for their next use, from now on: 0 is none. See [`FileCache::set_files_max`].
+    pub fn set_files_max(&self, files_max: usize) {
+        self.shared.files.set_files_max(files_max);
+    }
+
+    /// The vBucket files kept open: whoever is short of descriptors may ask it for some.
+    pub fn files(&self) -> Arc<FileCache> {
+        Arc::clone(&self.shared.files)
+    }
+
     /// In order of name.
     pub fn buckets(&self) -> Vec<Arc<BucketStore>> {
         let open = |slot: &Slot| match slot {
@@ -189,7 +200,10 @@ impl Store {
         bucket.home.gone.store(true, Ordering::Release);
         bucket.vbs().iter().for_each(|vb| self.shared.flushes.stop(vb));
         self.shared.wait_until(|| bucket.vbs().iter().all(|vb| vb.ticket().is_stopped()));
-        bucket.vbs().iter().for_each(|vb| vb.detach());
+        for vb in bucket.vbs() {
+            vb.detach();
+            self.shared.files.retire(&vb.place, 0);
+        }
         // If it was this bucket that found the disk full, nobody would find out that it no longer is.
         self.shared.disk_full.store(false, Ordering::Release);
         let removed = self.remove_dir(bucket.spec());
@@ -264,6 +278,7 @@ fn assemble(
 ) -> BucketStore {
     let home = Arc::new(Home {
         name: spec.name.clone(),
+        uuid: spec.uuid,
         dir: dir.to_owned(),
         shared: Arc::clone(shared),
         counters: BucketCounters::default(),

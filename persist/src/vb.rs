@@ -10,10 +10,11 @@ use changelog::{Changelog, Cursor};
 use couchstore::{Couch, Mode, Snapshot};
 use env::{File, OpenMode};
 use types::rank::{Mutex, Rank};
-use types::{Item, Seqno, VbId};
+use types::{BucketUuid, Item, Seqno, VbId};
 
 use crate::error::StoreError;
 use crate::facts::VbFacts;
+use crate::file_cache::Place;
 use crate::names;
 use crate::queue::{Ticket, Work};
 use crate::shared::Shared;
@@ -27,6 +28,7 @@ pub trait Nudge: Send + Sync {
 /// What all vBuckets of a bucket share.
 pub(crate) struct Home {
     pub name: String,
+    pub uuid: BucketUuid,
     pub dir: PathBuf,
     pub shared: Arc<Shared>,
     pub counters: BucketCounters,
@@ -64,6 +66,8 @@ pub(crate) type Done = Box<dyn FnOnce(Result<Option<Item>, StoreError>) + Send>;
 pub(crate) struct Vb {
     pub id: VbId,
     pub home: Arc<Home>,
+    /// Where the file cache keeps the file of the committed revision.
+    pub place: Arc<Place>,
     ticket: Ticket,
     state: Mutex<State>,
     /// Keys asked for, and who waits for them.
@@ -87,10 +91,13 @@ impl Work for Vb {
 
 impl Vb {
     pub fn new(id: VbId, home: Arc<Home>, committed: Option<Committed>, next_rev: u64) -> Vb {
+        let live_rev = committed.as_ref().map_or(0, |committed| committed.rev);
+        let place = Arc::new(Place::new(home.uuid, id, live_rev));
         let state = State { committed: committed.map(Arc::new), attached: None, next_rev, failures: 0 };
         Vb {
             id,
             home,
+            place,
             ticket: Ticket::default(),
             state: Mutex::ranked(Rank::FileCache, state),
             fetches: Mutex::ranked(Rank::FileCache, HashMap::new()),
@@ -166,20 +173,24 @@ impl Vb {
 
     /// Opens the file where readers may look: at the last commit that is known to be durable.
     pub fn snapshot(&self, committed: &Committed) -> Result<Snapshot, StoreError> {
-        let path = self.path(committed.rev);
-        let file = open_file(&self.home.shared, &path, OpenMode::Read)?;
+        let (file, path) = self.open(committed.rev)?;
         Snapshot::open_at(file, &path, committed.header_at).map_err(StoreError::file(self.id))
     }
 
     /// Opens the file for the next commit.
     pub fn couch(&self, committed: &Committed) -> Result<Couch, StoreError> {
-        let path = self.path(committed.rev);
-        let file = open_file(&self.home.shared, &path, OpenMode::ReadWrite)?;
+        let (file, path) = self.open(committed.rev)?;
         Couch::open(file, &path, Mode::Strict).map_err(StoreError::file(self.id))
+    }
+
+    fn open(&self, rev: u64) -> Result<(Arc<dyn File>, PathBuf), StoreError> {
+        let path = self.path(rev);
+        let file = self.home.shared.files.open(&self.place, rev, &path).map_err(StoreError::io("open", &path))?;
+        Ok((file, path))
     }
 }
 
-/// The one place where vBucket files are opened: a file cache goes here.
+/// Opens a file that nobody keeps open.
 pub(crate) fn open_file(shared: &Shared, path: &std::path::Path, mode: OpenMode) -> Result<Arc<dyn File>, StoreError> {
     let op = if mode == OpenMode::CreateNew { "create" } else { "open" };
     shared.env.storage.open(path, mode).map_err(StoreError::io(op, path))

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use changelog::{Changelog, FailoverEntry, FailoverTable, VbRecord};
 use couchstore::kv::CollectionStats;
-use couchstore::{Couch, Mode, check};
+use couchstore::{Couch, check};
 use env::sim::SimClock;
 use env::{Env, OpenMode};
 use persist::{BucketSpec, BucketStore, Nudge, Options, Store, StoreError, Urgency, WarmUp};
@@ -43,6 +43,31 @@ pub fn record(state: VbState) -> VbRecord {
     VbRecord { state, failover, topology: vec![] }
 }
 
+/// How the store works in a test.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Each commit opens its file and closes it.
+    Direct,
+    /// Files are kept open.
+    #[default]
+    Kept,
+    /// Files are kept open, but too few for all vBuckets.
+    Evicting,
+}
+
+pub const MODES: [Mode; 3] = [Mode::Direct, Mode::Kept, Mode::Evicting];
+
+impl Mode {
+    pub fn options(self) -> Options {
+        let files_max = match self {
+            Mode::Direct => 0,
+            Mode::Kept => 1024,
+            Mode::Evicting => 2,
+        };
+        Options { files_max, ..Options::default() }
+    }
+}
+
 #[derive(Default)]
 struct Nudges(AtomicU64);
 
@@ -55,6 +80,7 @@ impl Nudge for Nudges {
 /// Everything that was ever appended to each vBucket, and how much of it was reported durable.
 #[derive(Clone, Default)]
 pub struct History {
+    pub mode: Mode,
     pub bucket_made: bool,
     pub changes: BTreeMap<u16, Vec<Arc<Item>>>,
     pub durable: BTreeMap<u16, u64>,
@@ -74,7 +100,7 @@ pub struct Node {
 impl Node {
     /// Opens the store, makes the bucket if it is not there, and attaches a changelog to each vBucket.
     pub fn start(env: &Env, seed: u64) -> Result<Node, StoreError> {
-        Node::start_with(env, seed, Options::default())
+        Node::start_with(env, seed, Mode::default().options())
     }
 
     pub fn start_with(env: &Env, seed: u64, options: Options) -> Result<Node, StoreError> {
@@ -88,17 +114,7 @@ impl Node {
             None => store.create_bucket(spec())?,
         };
         let nudges = Arc::new(Nudges::default());
-        let recovered: BTreeMap<_, _> = bucket.recovered().into_iter().map(|r| (r.vb, r)).collect();
-        let logs = (0..VBS).map(|vb| {
-            let log = match recovered.get(&VbId(vb)) {
-                Some(r) => Changelog::new(r.high, r.max_cas, r.record.clone()),
-                None => Changelog::new(Seqno(0), Cas(0), record(VbState::Active)),
-            };
-            let log = Arc::new(log);
-            bucket.attach(VbId(vb), Arc::clone(&log), nudges.clone());
-            log
-        });
-        let logs = logs.collect();
+        let logs = attach_with(&bucket, &nudges);
         Ok(Node { env, clock, stepper, store, bucket, logs, nudges })
     }
 
@@ -138,6 +154,25 @@ impl Node {
         self.bucket.warm_up(VbId(vb), all, &mut |_, _| true, &mut |item| items.push(item)).expect("a file that opened");
         items
     }
+}
+
+/// A changelog for each vBucket, going on where its file ends.
+pub fn attach(bucket: &BucketStore) -> Vec<Arc<Changelog>> {
+    attach_with(bucket, &Arc::new(Nudges::default()))
+}
+
+fn attach_with(bucket: &BucketStore, nudges: &Arc<Nudges>) -> Vec<Arc<Changelog>> {
+    let recovered: BTreeMap<_, _> = bucket.recovered().into_iter().map(|r| (r.vb, r)).collect();
+    let logs = (0..VBS).map(|vb| {
+        let log = match recovered.get(&VbId(vb)) {
+            Some(r) => Changelog::new(r.high, r.max_cas, r.record.clone()),
+            None => Changelog::new(Seqno(0), Cas(0), record(VbState::Active)),
+        };
+        let log = Arc::new(log);
+        bucket.attach(VbId(vb), Arc::clone(&log), nudges.clone());
+        log
+    });
+    logs.collect()
 }
 
 pub fn append(log: &Changelog, env: &Env, key: &str, value: Option<&[u8]>, kind: Kind) -> Arc<Item> {
@@ -196,7 +231,7 @@ pub struct Facts {
 /// Goal: whatever was reported durable is there, in an order that happened, and nothing else. Opens the store as a new
 /// run would, compares each vBucket with the model, proves its file whole, and goes on writing.
 pub fn assert_holds(env: &Env, history: &History) -> Node {
-    let node = Node::start(env, 1).expect("a crash leaves a store that opens");
+    let node = Node::start_with(env, 1, history.mode.options()).expect("a crash leaves a store that opens");
     assert_node_holds(&node, history);
     for vb in 0..VBS {
         let item = node.set(vb, "later", b"still works");
@@ -244,7 +279,7 @@ fn assert_counts(env: &Env, path: &Path, facts: &Facts) {
     let open = || env.storage.open(path, OpenMode::Read).unwrap();
     let report = check::check(open(), path, check::Depth::Newest).unwrap();
     assert!(report.is_whole(), "{}: {:?}", path.display(), report.damage);
-    let couch = Couch::open(open(), path, Mode::Strict).unwrap();
+    let couch = Couch::open(open(), path, couchstore::Mode::Strict).unwrap();
     let (mut prepares, mut bytes) = (0, 0);
     let _ = couch
         .changes_since(0, |info| {
@@ -265,9 +300,9 @@ fn assert_counts(env: &Env, path: &Path, facts: &Facts) {
 
 /// A workload: `rounds` rounds of changes in random vBuckets, with flushes at random moments. Never panics on errors, as
 /// the power may go at any time.
-pub fn work(env: &Env, seed: u64, rounds: u64) -> History {
-    let mut history = History::default();
-    let Ok(node) = Node::start(env, seed) else { return history };
+pub fn work(env: &Env, mode: Mode, seed: u64, rounds: u64) -> History {
+    let mut history = History { mode, ..History::default() };
+    let Ok(node) = Node::start_with(env, seed, mode.options()) else { return history };
     history.bucket_made = true;
     work_on(&node, seed, rounds, &mut history);
     history
