@@ -85,18 +85,20 @@ fn write(
     }
     let mut facts = batch.facts_after(before, slice, &slice.record);
     let now_s = vb.home.shared.env.clock.unix_s();
-    let snapshot = couch.snapshot();
-    let ids: Vec<&[u8]> = batch.entries.iter().map(|entry| entry.id.as_slice()).collect();
-    let replaced = snapshot.get_many_by_id(&ids).map_err(file())?;
-    let mut tally = Tally { file: snapshot, collections: BTreeMap::new(), prepares: 0, prepare_bytes: 0 };
+    let mut tally = Tally { file: couch.snapshot(), collections: BTreeMap::new(), prepares: 0, prepare_bytes: 0 };
 
     let mut out = couch.batch().map_err(file())?;
     let mut packer = Packer::new();
-    for (entry, old) in batch.entries.iter().zip(&replaced) {
+    let mut written = Vec::with_capacity(batch.entries.len());
+    for entry in &batch.entries {
         let rev_meta = codec::rev_meta(&entry.item, now_s);
         let doc = packer.pack(codec::doc(&entry.item, &entry.id, &rev_meta));
         out.put(doc).map_err(|e| failed(vb, e))?;
-        tally.count(&doc, old.as_ref()).map_err(file())?;
+        written.push(Written::of(&doc));
+    }
+    out.save().map_err(|e| failed(vb, e))?;
+    for ((entry, new), old) in batch.entries.iter().zip(&written).zip(out.replaced()) {
+        tally.count(&entry.id, new, old.as_ref()).map_err(file())?;
     }
     facts.on_disk_prepares = facts.on_disk_prepares.saturating_add_signed(tally.prepares);
     facts.on_disk_prepare_bytes = facts.on_disk_prepare_bytes.saturating_add_signed(tally.prepare_bytes);
@@ -145,6 +147,20 @@ impl Packer {
     }
 }
 
+/// What a document written means for the counts.
+struct Written {
+    seq: u64,
+    deleted: bool,
+    disk_bytes: u64,
+}
+
+impl Written {
+    fn of(doc: &Doc<'_>) -> Written {
+        let body_size = doc.body.map_or(0, |body| body.len() as u64 + codec::CHUNK_FRAME_BYTES);
+        Written { seq: doc.seq, deleted: doc.deleted, disk_bytes: disk_bytes(doc.id, doc.rev_meta, body_size) }
+    }
+}
+
 /// What a batch does to the counts that the file keeps.
 struct Tally {
     file: Snapshot,
@@ -154,27 +170,25 @@ struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, doc: &Doc<'_>, old: Option<&DocInfo>) -> Result<(), Error> {
-        let new_bytes =
-            disk_bytes(doc.id, doc.rev_meta, doc.body.map_or(0, |body| body.len() as u64 + codec::CHUNK_FRAME_BYTES));
+    fn count(&mut self, id: &[u8], new: &Written, old: Option<&DocInfo>) -> Result<(), Error> {
         let old_bytes = old.map_or(0, |old| disk_bytes(&old.id, &old.rev_meta, old.body_size));
         let was_alive = old.is_some_and(|old| !old.deleted);
-        let alive_diff = i64::from(!doc.deleted) - i64::from(was_alive);
-        let is_prepare = doc.id.first() == Some(&PREPARE_PREFIX);
+        let alive_diff = i64::from(!new.deleted) - i64::from(was_alive);
+        let is_prepare = id.first() == Some(&PREPARE_PREFIX);
         if is_prepare {
             self.prepares += alive_diff;
-            self.prepare_bytes += if doc.deleted { 0 } else { new_bytes as i64 };
+            self.prepare_bytes += if new.deleted { 0 } else { new.disk_bytes as i64 };
             self.prepare_bytes -= if was_alive { old_bytes as i64 } else { 0 };
         }
-        let Some((collection, _)) = codec::collection_of(doc.id) else { return Ok(()) };
+        let Some((collection, _)) = codec::collection_of(id) else { return Ok(()) };
         if !self.collections.contains_key(&collection) {
             let stored = self.file.local(CollectionStats::id(collection).as_bytes())?;
             let stats = stored.and_then(|bytes| CollectionStats::decode(&bytes).ok()).unwrap_or_default();
             self.collections.insert(collection, stats);
         }
         let stats = self.collections.get_mut(&collection).expect("just inserted");
-        stats.high_seqno = stats.high_seqno.max(doc.seq);
-        stats.disk_bytes = (stats.disk_bytes + new_bytes).saturating_sub(old_bytes);
+        stats.high_seqno = stats.high_seqno.max(new.seq);
+        stats.disk_bytes = (stats.disk_bytes + new.disk_bytes).saturating_sub(old_bytes);
         if !is_prepare {
             stats.item_count = stats.item_count.saturating_add_signed(alive_diff);
         }
