@@ -1,1 +1,51 @@
+//! `settee bench`: the same client code against this server and its peers.
+//!
+//! ```text
+//!     workload ──▶ load: event loops ──▶ connection ──▶ protocol ──▶ a server
+//!                        │                                              │
+//!                        ▼                                              ▼
+//!                  tally, progress ──▶ report: a drawing, a table, JSON ◀── process: its processor time
+//! ```
+//!
+//! This crate knows servers from outside only, by their sockets and their processes. What it prints says on which machine
+//! and beside which sync latency it was measured, since nothing else makes numbers comparable.
+
 #![forbid(unsafe_code)]
+
+mod connection;
+mod kv;
+pub mod load;
+mod machine;
+mod pace;
+mod process;
+mod progress;
+pub mod protocol;
+mod report;
+mod tally;
+pub mod target;
+pub mod workload;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Subcommand;
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Put load on one server: this one, memcached, redis, etcd or postgres
+    Kv(kv::Kv),
+}
+
+/// Runs to the end, or until SIGINT or SIGTERM.
+///
+/// # Errors
+/// In words: a target that does not answer, an option out of range, a peer that does not start.
+pub fn run(command: &Command) -> anyhow::Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    match command {
+        Command::Kv(kv) => kv.run(&stop),
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use persist::{StoreError, WarmUp};
+use persist::{Damages, StoreError, WarmUp};
 use scheduler::{PoolKind, Pools};
 use types::{Item, VbId};
 
@@ -51,8 +51,15 @@ impl Bucket {
         if helpers == 0 {
             loader.run(self, &ids)?;
         }
+        let mut damages = Vec::new();
         for result in receive {
-            result?;
+            match result {
+                Err(StoreError::Damaged(found)) => damages.extend(found.0),
+                other => other?,
+            }
+        }
+        if !damages.is_empty() {
+            return Err(StoreError::Damaged(Damages(damages)));
         }
         for file in files.iter() {
             let vb = &self.vbuckets[usize::from(file.vb.0)];
@@ -99,9 +106,14 @@ struct Loader {
 
 impl Loader {
     fn run(&self, bucket: &Bucket, ids: &[VbId]) -> Result<(), StoreError> {
+        // Damage does not stop the others, so that one start shows all of it.
+        let mut damages = Vec::new();
         while let Some(vb) = ids.get(self.next.fetch_add(1, Relaxed)) {
-            bucket.load(*vb, &self.without_value)?;
+            match bucket.load(*vb, &self.without_value) {
+                Err(StoreError::Damaged(found)) => damages.extend(found.0),
+                other => other?,
+            }
         }
-        Ok(())
+        if damages.is_empty() { Ok(()) } else { Err(StoreError::Damaged(Damages(damages))) }
     }
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -136,7 +136,8 @@ impl Storage for OsStorage {
         match mode {
             OpenMode::Read => options.read(true),
             OpenMode::ReadWrite => options.read(true).write(true),
-            OpenMode::CreateNew => options.read(true).write(true).create_new(true),
+            // What clients store, and what they prove themselves with, is the owner's business.
+            OpenMode::CreateNew => options.read(true).write(true).create_new(true).mode(0o600),
         };
         Ok(Arc::new(OsFile(options.open(path)?)))
     }

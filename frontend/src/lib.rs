@@ -73,7 +73,8 @@ impl Default for Options {
             workers: 0,
             connections_max: 10_000,
             open_bucket: None,
-            version: concat!(env!("CARGO_PKG_VERSION"), "-settee").to_owned(),
+            // The protocol's generation first: libmemcached gives up on a server whose major version is 0.
+            version: concat!("8.0.0-settee-", env!("CARGO_PKG_VERSION")).to_owned(),
         }
     }
 }

@@ -39,6 +39,8 @@ const OUTPUT_HIGH_LEN: usize = 4 << 20;
 const OUTPUT_SEND_LEN: usize = 256 << 10;
 /// Longest frame of a client that nobody knows yet; its memory is not to be had for the asking.
 const STRANGER_FRAME_LEN_MAX: usize = 1 << 20;
+/// How long a client may take to log in.
+const LOGIN_MAX: Duration = Duration::from_secs(30);
 /// Requests of one connection that may be under way together.
 const IN_FLIGHT_MAX: usize = 32;
 /// How long a closed connection is kept to see the client's end of it.
@@ -58,6 +60,8 @@ pub(crate) struct Worker {
     ready: VecDeque<u32>,
     /// Closed connections and when to forget them, about in order.
     lingering: VecDeque<(Duration, Slot)>,
+    /// Connections that have yet to log in and by when, in order.
+    strangers: VecDeque<(Duration, Slot)>,
     lender: Lender,
     draining: Option<Duration>,
 }
@@ -95,6 +99,7 @@ impl Worker {
             open: 0,
             ready: VecDeque::new(),
             lingering: VecDeque::new(),
+            strangers: VecDeque::new(),
             lender: Lender::default(),
             draining: None,
         }
@@ -104,7 +109,8 @@ impl Worker {
         let mut events = Events::with_capacity(1024);
         let mut letters = Vec::new();
         while self.draining.is_none() || self.open > 0 {
-            match self.poll.poll(&mut events, self.patience()) {
+            let patience = self.patience();
+            match self.poll.poll(&mut events, patience) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => panic!("waiting for events: {error}"),
@@ -128,13 +134,27 @@ impl Worker {
     }
 
     /// How long the poll may wait.
-    fn patience(&self) -> Option<Duration> {
+    fn patience(&mut self) -> Option<Duration> {
         if !self.ready.is_empty() {
             return Some(Duration::ZERO);
         }
-        let next = [self.lingering.front().map(|(until, _)| *until), self.draining].into_iter().flatten().min()?;
+        self.skip_acquaintances();
+        let first = |queue: &VecDeque<(Duration, Slot)>| queue.front().map(|(until, _)| *until);
+        let deadlines = [first(&self.lingering), first(&self.strangers), self.draining];
+        let next = deadlines.into_iter().flatten().min()?;
         // Rounded up to what the poll can tell apart, so that it does not spin through the last millisecond.
         Some(next.saturating_sub(self.shared.now()) + Duration::from_millis(1))
+    }
+
+    /// Takes those off the front of the strangers that are none any more.
+    fn skip_acquaintances(&mut self) {
+        while let Some(&(_, slot)) = self.strangers.front() {
+            let shared = self.shared.clone();
+            if self.find(slot).is_some_and(|connection| shared.is_stranger(&connection.session)) {
+                return;
+            }
+            self.strangers.pop_front();
+        }
     }
 
     fn note(&mut self, event: &mio::event::Event) {
@@ -204,6 +224,10 @@ impl Worker {
         let mut session = Session::new(slot, info);
         session.closing = self.draining.is_some();
         commands::greet(&mut session, &self.shared);
+        if self.shared.is_stranger(&session) {
+            self.skip_acquaintances();
+            self.strangers.push_back((self.shared.now() + LOGIN_MAX, slot));
+        }
         let connection = Connection {
             stream,
             session,
@@ -266,10 +290,20 @@ impl Worker {
     }
 
     fn forget_the_dead(&mut self) {
-        if self.lingering.is_empty() && self.draining.is_none() {
+        if self.lingering.is_empty() && self.strangers.is_empty() && self.draining.is_none() {
             return;
         }
         let now = self.shared.now();
+        while self.strangers.front().is_some_and(|(until, _)| *until <= now) {
+            let Some((_, slot)) = self.strangers.pop_front() else { break };
+            let shared = self.shared.clone();
+            if let Some(connection) = self.find(slot)
+                && shared.is_stranger(&connection.session)
+            {
+                tracing::debug!(peer = %connection.session.info.peer, "closing: it did not log in in time");
+                self.close_all(vec![slot]);
+            }
+        }
         while self.lingering.front().is_some_and(|(until, _)| *until <= now) {
             let Some((_, slot)) = self.lingering.pop_front() else { break };
             self.drop_slot(slot);

@@ -47,6 +47,24 @@ fn strangers_get_no_memory_for_large_frames() {
 }
 
 #[test]
+fn a_client_that_does_not_log_in_is_closed_in_time_and_one_that_does_stays() {
+    let server = Server::with(|options| options.workers = 1);
+    let mut friend = server.sdk();
+    let mut silent = server.connect();
+    let mut half = server.connect();
+    half.send(&[0x80, 0]);
+    let mut early = server.connect();
+    early.noop();
+    server.clock.ahead_s.store(29, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!((friend.noop().status, early.noop().status), (Status::Success, Status::Success));
+    server.clock.ahead_s.store(31, std::sync::atomic::Ordering::SeqCst);
+    // The worker sleeps by the real clock; this makes it look at the other one.
+    assert_eq!(friend.noop().status, Status::Success);
+    assert_eq!((silent.try_recv(), half.try_recv(), early.try_recv()), (None, None, None));
+    assert_eq!(friend.noop().status, Status::Success);
+}
+
+#[test]
 fn a_value_over_the_limit_is_too_big_and_the_connection_lives() {
     let server = Server::start();
     let mut client = server.sdk();

@@ -182,6 +182,21 @@ fn a_memcached_client_that_logs_in_with_plain_has_a_bucket() {
 }
 
 #[test]
+fn a_memcached_client_and_an_sdk_find_the_same_documents() {
+    let server = Server::open();
+    let (mut old, mut sdk) = (server.connect(), server.sdk());
+    for (key, vbucket) in [("foo", 115 % 16), ("bar", 767 % 16), ("hello", 528 % 16)] {
+        assert_eq!(old.set(key.as_bytes(), b"v").status, Status::Success);
+        let wire = [b"\0", key.as_bytes()].concat();
+        assert_eq!(sdk.call(RequestFrame { key: &wire, vbucket, ..new(Opcode::Get) }).value, b"v");
+        sdk.call(RequestFrame { key: &wire, vbucket, ..new(Opcode::Delete) });
+        assert_eq!(old.get(key.as_bytes()).status, Status::KeyEnoent);
+    }
+    let version = old.call(new(Opcode::Version));
+    assert!(!version.text().starts_with('0'), "libmemcached refuses it");
+}
+
+#[test]
 fn an_open_bucket_opens_no_other_and_administers_nothing() {
     let server = Server::open();
     let mut client = server.connect();

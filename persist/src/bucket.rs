@@ -85,7 +85,18 @@ impl BucketStore {
     ) -> Result<(), StoreError> {
         let vb = self.vb(vb);
         let Some(committed) = vb.committed() else { return Ok(()) };
-        let file = vb.snapshot(&committed)?;
+        self.warm_up_from(vb, &committed, options, want_value, each).map_err(|error| vb.as_damage(error, &committed))
+    }
+
+    fn warm_up_from(
+        &self,
+        vb: &Vb,
+        committed: &Committed,
+        options: WarmUp,
+        want_value: &mut dyn FnMut(&Meta, usize) -> bool,
+        each: &mut dyn FnMut(Item),
+    ) -> Result<(), StoreError> {
+        let file = vb.snapshot(committed)?;
         let completed = committed.facts.completed;
         let mut failed = None;
         let walked = file.changes_since(0, |info| {
@@ -228,6 +239,17 @@ fn recovered(vb: VbId, committed: &Committed) -> RecoveredVb {
 }
 
 impl Vb {
+    /// Damage met while reading everything, with what a person needs to decide; other errors as they are.
+    fn as_damage(&self, error: StoreError, committed: &Committed) -> StoreError {
+        let StoreError::File { source, .. } = &error else { return error };
+        if !source.is_damage() {
+            return error;
+        }
+        let lost = format!("vBucket {}: one or more of its {} documents", self.id, committed.alive);
+        let (path, offset, what) = (self.path(committed.rev), source.offset(), source.to_string());
+        StoreError::Damaged(Damages(vec![Damage { vb: Some(self.id), path, offset, what, lost }]))
+    }
+
     /// The file was read, and says what cannot be.
     pub(crate) fn damaged(&self, what: String) -> StoreError {
         let committed = self.committed();

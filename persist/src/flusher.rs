@@ -18,7 +18,7 @@ use crate::batch::Batch;
 use crate::commit::commit;
 use crate::error::{StoreError, Verdict};
 use crate::queue::Outcome;
-use crate::stats::{BATCH_BYTES, BATCH_ITEMS, FLUSH_FAILURES, FLUSHES, SYNC_FAILURES};
+use crate::stats::{FLUSH_FAILURES, FLUSHED_BYTES, FLUSHED_ITEMS, FLUSHES, SYNC_FAILURES};
 use crate::vb::{Attached, Committed, Vb};
 
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -73,8 +73,8 @@ fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed
     counters.add(|c| &c.items_written, batch.entries.len() as u64);
     counters.add(|c| &c.items_deduplicated, (batch.items_in - batch.entries.len()) as u64);
     counters.add(|c| &c.value_bytes_written, batch.entries.iter().map(|e| e.item.value().len() as u64).sum());
-    BATCH_BYTES.record(Duration::from_micros(batch.bytes_in as u64));
-    BATCH_ITEMS.record(Duration::from_micros(batch.items_in as u64));
+    FLUSHED_BYTES.add(batch.bytes_in as u64);
+    FLUSHED_ITEMS.add(batch.items_in as u64);
     if recovered {
         tracing::info!(bucket = vb.home.name, vb = vb.id.0, "flushing works again");
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use changelog::FailoverEntry;
+use couchstore::check::{self, Damage as Damaged, Depth};
 use couchstore::{Couch, Error, Mode, Snapshot, vbstate};
 use env::OpenMode;
 use types::{Seqno, VbId, VbUuid};
@@ -172,6 +173,9 @@ impl Opening<'_> {
         let opened = Couch::open(file, &path, Mode::Strict);
         let couch = opened.map_err(|error| self.unusable(vb, rev, error, None))?;
         let snapshot = couch.snapshot();
+        if self.shared.options.recovery {
+            self.prove(vb, &path, &snapshot)?;
+        }
         self.read(rev, &snapshot).map_err(|bad| match bad {
             Bad::File(error) => self.unusable(vb, rev, error, Some(&snapshot)),
             Bad::Facts(what) => {
@@ -179,6 +183,21 @@ impl Opening<'_> {
                 Unusable::Damaged { offset, what, lost: lost(vb, Some(&snapshot), None) }
             }
         })
+    }
+
+    /// Reads everything the newest commit reaches. Costs as much as the file is large, so only a recovery does it: elsewhere
+    /// the warm-up meets the same damage, document by document.
+    fn prove(&self, vb: VbId, path: &Path, newest: &Snapshot) -> Result<(), Unusable> {
+        let file = open_file(self.shared, path, OpenMode::Read).map_err(Unusable::Unreadable)?;
+        let report = check::check(file, path, Depth::Newest);
+        let report = report.map_err(|error| Unusable::Unreadable(StoreError::file(vb)(error)))?;
+        let here = newest.header().at;
+        match report.damage.into_iter().find(|damage| damage.header_at == Some(here)) {
+            None => Ok(()),
+            Some(Damaged { offset, what, .. }) => {
+                Err(Unusable::Damaged { offset, what, lost: lost(vb, Some(newest), None) })
+            }
+        }
     }
 
     fn read(&self, rev: u64, file: &Snapshot) -> Result<Committed, Bad> {
@@ -224,18 +243,22 @@ impl Opening<'_> {
         }
     }
 
-    /// If asked to: goes back to the newest commit that can be read, and makes it the newest, as the beginning of another
+    /// If asked to: goes back to the newest commit of which everything can be read, and makes it the newest, as the beginning of another
     /// history. Nothing is cut off.
     fn rescue(&self, vb: VbId, rev: u64) -> Result<Option<Committed>, StoreError> {
         if !self.shared.options.recovery {
             return Ok(None);
         }
         let Ok(mut couch) = self.open_recovering(vb, rev, OpenMode::ReadWrite) else { return Ok(None) };
+        let path = self.path(vb, rev);
+        let report = check::check(open_file(self.shared, &path, OpenMode::Read)?, &path, Depth::All);
+        let report = report.map_err(StoreError::file(vb))?;
+        let is_whole = |at: u64| report.headers.iter().any(|(header, whole)| header.at == at && *whole);
         let mut rescued = loop {
             match self.read(rev, &couch.snapshot()) {
-                Ok(committed) => break committed,
-                Err(_) if couch.rewind().is_ok() => {}
-                Err(_) => return Ok(None),
+                Ok(committed) if is_whole(committed.header_at) => break committed,
+                _ if couch.rewind().is_ok() => {}
+                _ => return Ok(None),
             }
         };
         // Seqnos after this one were used before, for changes that are now lost: peers must be able to tell.
@@ -248,7 +271,7 @@ impl Opening<'_> {
         tracing::error!(
             bucket = self.spec.name,
             vb = vb.0,
-            "{} is damaged; as asked for, went back to its newest readable commit: {} documents, seqno {}; every later \
+            "{} is damaged; as asked for, went back to its newest intact commit: {} documents, seqno {}; every later \
              change of this vBucket is lost",
             self.path(vb, rev).display(),
             rescued.alive,

@@ -10,10 +10,10 @@ metrics::metrics! {
     pub static FLUSHES: Timings = "flush_duration";
     /** How long the commit step of flushes took: both syncs of the vBucket's file. */
     pub static COMMITS: Timings = "commit_duration";
-    /** Bytes of changes taken into one flush, a byte shown as a microsecond. */
-    pub static BATCH_BYTES: Timings = "flush_batch_bytes";
-    /** Changes taken into one flush, before deduplication, a change shown as a microsecond. */
-    pub static BATCH_ITEMS: Timings = "flush_batch_items";
+    /** Changes taken into flushes, before deduplication. Divided by the number of flushes: the batch. */
+    pub static FLUSHED_ITEMS: Counter = "flushed_items";
+    /** Bytes of changes taken into flushes. */
+    pub static FLUSHED_BYTES: Counter = "flushed_bytes";
     /** How long reading a group of documents from one vBucket's file took. */
     pub static FETCHES: Timings = "background_fetch_duration";
     /** Flushes that failed and were put back to be tried again. */

@@ -1,6 +1,8 @@
 //! `settee serve`, from nothing to `ready` and back.
 
 use std::fs;
+use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,6 +22,9 @@ use crate::exit::{Exit, OrExit, Refusal};
 use crate::node::Node;
 use crate::{credentials, log, stats};
 
+/// What VERSION and the admin port say: the generation of the protocol that clients may expect, then who we are.
+pub const VERSION: &str = concat!("7.6.0-settee-", env!("CARGO_PKG_VERSION"));
+
 /// How long a stop waits for clients in the middle of something.
 const DRAIN_MAX: Duration = Duration::from_secs(4);
 
@@ -37,13 +42,13 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
 
     let _lock = claim(&config).or_exit(Exit::Environment)?;
     // From here on the data directory is ours alone.
-    let node = Node::start(&config.data_dir, &env).or_exit(Exit::Environment)?;
-    let users = Arc::new(users(&config, &env)?);
-
+    let node = Node::start(&config.data_dir, &env)?;
     let admin_listener = admin::Listener::bind(config.admin_listen)
         .with_context(|| taken("admin", config.admin_listen, "admin"))
         .or_exit(Exit::Environment)?;
     let admin_port = admin_listener.address().or_exit(Exit::Environment)?.port();
+    let (users, generated) = users(&config, &env)?;
+    let users = Arc::new(users);
 
     let pool_config = PoolConfig { readers: config.readers, writers: config.writers, ..PoolConfig::default() };
     let pools = Pools::start(&env, &pool_config);
@@ -86,12 +91,12 @@ pub fn serve(config: Config) -> Result<(), Refusal> {
     });
     let admin =
         admin_listener.serve(Arc::clone(&context)).context("cannot start the admin port").or_exit(Exit::Environment)?;
-    println!(
-        "ready kv={kv_address} admin={} pid={} after_ms={}",
-        admin.address(),
-        std::process::id(),
-        began.elapsed().as_millis()
-    );
+    if let Some(password) = generated {
+        introduce(&config, kv_address, &password);
+    }
+    let (pid, after_ms) = (std::process::id(), began.elapsed().as_millis());
+    // Nobody has to read it.
+    let _ = writeln!(io::stdout(), "ready kv={kv_address} admin={} pid={pid} after_ms={after_ms}", admin.address());
 
     signals.forever().next();
     tracing::info!("stopping: finishing what clients wait for");
@@ -148,43 +153,41 @@ fn claim(config: &Config) -> anyhow::Result<env::os::DirLock> {
 }
 
 /// The users on disk; at the first start the first of them, with a password that was chosen or is made and shown.
-fn users(config: &Config, env: &env::Env) -> Result<Users, Refusal> {
+///
+/// The second is the password that was made, if one was.
+fn users(config: &Config, env: &env::Env) -> Result<(Users, Option<String>), Refusal> {
     let path = config.data_dir.join("users.json");
     let users = Users::load(env, &path).or_exit(Exit::Damaged)?.with_iterations(config.scram_iterations);
     let file = (!config.password_file.is_empty()).then(|| config.password_file.as_ref());
     let chosen = credentials::chosen(file).or_exit(Exit::Usage)?;
-    let password = match chosen {
-        Some(password) if users.verify_plain(&config.user, password.as_bytes()).is_some() => return Ok(users),
-        Some(password) => password,
-        None if users.list().iter().any(|(name, _)| **name == *config.user) => return Ok(users),
-        None => {
-            let password = credentials::generate(&config.data_dir, env).or_exit(Exit::Environment)?;
-            introduce(config, &password);
-            password
-        }
+    let (password, is_generated) = match chosen {
+        Some(password) if users.verify_plain(&config.user, password.as_bytes()).is_some() => return Ok((users, None)),
+        Some(password) => (password, false),
+        None if users.list().iter().any(|(name, _)| **name == *config.user) => return Ok((users, None)),
+        None => (credentials::generate(&config.data_dir, env).or_exit(Exit::Environment)?, true),
     };
     users.set(&config.user, &password, Role::Admin).or_exit(Exit::Usage)?;
     users.save().or_exit(Exit::Environment)?;
-    Ok(users)
+    Ok((users, is_generated.then_some(password)))
 }
 
-fn introduce(config: &Config, password: &str) {
+fn introduce(config: &Config, kv: SocketAddr, password: &str) {
     let file = credentials::file_in(&config.data_dir);
     eprintln!(
         "\nThis is the first start. Connect with\n\n    couchbase://{}    user {}    password {password}\n\nThe password is kept in {} \
          and will not be shown again.\n",
-        config.kv_listen,
+        kv,
         config.user,
         file.display()
     );
 }
 
-fn taken(what: &str, address: std::net::SocketAddr, option: &str) -> String {
+fn taken(what: &str, address: SocketAddr, option: &str) -> String {
     format!("cannot listen on {address} for the {what} port; choose another with --{option}, port 0 for any free one")
 }
 
 /// The host that configurations name. Bound to everything, clients use what they dialled.
-fn advertised(kv: std::net::SocketAddr) -> Option<String> {
+fn advertised(kv: SocketAddr) -> Option<String> {
     (!kv.ip().is_unspecified()).then(|| kv.ip().to_string())
 }
 
@@ -233,6 +236,6 @@ fn front_options(config: &Config) -> frontend::Options {
         workers: config.workers,
         connections_max: config.connections_max,
         open_bucket: (!config.open_bucket.is_empty()).then(|| config.open_bucket.clone()),
-        ..frontend::Options::default()
+        version: VERSION.to_owned(),
     }
 }

@@ -21,7 +21,6 @@ use clap::error::ErrorKind;
 use cli::{Cli, Command};
 use exit::{Exit, OrExit, Refusal};
 
-
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -4,8 +4,10 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Context;
 use serde::{Deserialize, Serialize};
+
+use crate::exit::{Exit, OrExit, Refusal};
 
 /// Revisions of the cluster configuration that one run may use up. More changes than this in one run and clients would
 /// ignore the next run's first ones until it catches up.
@@ -22,19 +24,25 @@ pub struct Node {
 
 impl Node {
     /// Reads the file, counts this start and writes it back durably; makes it at the first start.
-    pub fn start(data_dir: &Path, env: &env::Env) -> Result<Node> {
+    pub fn start(data_dir: &Path, env: &env::Env) -> Result<Node, Refusal> {
         let path = data_dir.join("node.json");
         let mut node = match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| {
-                format!("{} is damaged; remove it to give this node a new identity", path.display())
-            })?,
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .with_context(|| format!("{} is damaged; remove it to give this node a new identity", path.display()))
+                .or_exit(Exit::Damaged)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 Node { uuid: format!("{:016x}{:016x}", env.rng.u64(), env.rng.u64()), starts: 0 }
             }
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+            Err(error) => {
+                return Err(error)
+                    .with_context(|| format!("cannot read {}", path.display()))
+                    .or_exit(Exit::Environment);
+            }
         };
         node.starts += 1;
-        node.write(data_dir, &path).with_context(|| format!("cannot write {}", path.display()))?;
+        node.write(data_dir, &path)
+            .with_context(|| format!("cannot write {}", path.display()))
+            .or_exit(Exit::Environment)?;
         Ok(node)
     }
 

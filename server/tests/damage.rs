@@ -1,8 +1,8 @@
 //! Goal: a damaged file is refused by name and place, or read around where that is provably right; it never turns into
 //! a wrong answer or a missing document.
 //!
-//! Method: a server writes a bucket and stops; its files are damaged in one way after another, each in a fresh copy, and
-//! a server is started on the copy.
+//! Method: a server writes a bucket and stops; its files are damaged in one way after another, each in a fresh copy,
+//! and a server is started on the copy.
 
 mod harness;
 
@@ -50,6 +50,19 @@ impl Original {
         files.retain(|file| file.file_name().unwrap().to_str().unwrap().starts_with(&start));
         assert_eq!(files.len(), 1, "{files:?}");
         (to, files.remove(0))
+    }
+
+    /// How many documents the server gives back right after somebody chose to go back: others may be gone, none wrong.
+    #[track_caller]
+    fn readable_or_lost(&self, server: &Server) -> usize {
+        let mut client = server.client(BUCKET);
+        assert_eq!(client.get(0, "neighbour").unwrap().text(), "whole");
+        let replies = self.values.iter().enumerate().map(|(n, value)| (client.get(VBUCKET, &key(n)).unwrap(), value));
+        let right = replies.filter(|(reply, value)| {
+            assert!(reply.status != Status::Success || reply.value == **value, "a wrong value");
+            reply.status == Status::Success
+        });
+        right.count()
     }
 
     /// How many documents the server gives back right. Everything else it says must admit that it could not read.
@@ -176,6 +189,35 @@ fn a_document_that_cannot_be_read_is_not_said_to_be_missing() {
     let at = format!("{}@", file.display());
     harness::run(&["file", "check", file.to_str().unwrap()]).said(3, &[&at]);
     harness::run(&["file", "dump", file.to_str().unwrap()]).said(3, &[&at]);
+}
+
+#[test]
+fn recovery_gets_past_damage_wherever_it_is() {
+    let original = Original::write();
+    let (_, file) = original.copy("layout");
+    let newest = header_at(&file);
+    let bytes = fs::read(&file).unwrap();
+    let body = bytes.windows(20).position(|window| window == &original.values[110][..20]).expect("not compressed");
+    // In front of the newest header lie the nodes it brought, the documents' own before the roots.
+    let nodes = body + original.values[110].len() + 200;
+    assert!(nodes < newest, "{nodes} {newest}");
+    let last = bytes[..newest].iter().rposition(|&byte| byte != 0).unwrap();
+    for (what, at) in [("a body", body), ("a node", nodes), ("the last node", last), ("the header", newest + 9)] {
+        let (data, file) = original.copy(what);
+        flip(&file, at);
+        let server = serve(&data).set("persist.recovery=on").start();
+        let readable = original.readable_or_lost(&server);
+        println!("{what} @{at}: {readable} of {DOCUMENTS} readable");
+        assert!(readable > 0, "{what}: no older commit was used");
+        let set = server.client(BUCKET).set(VBUCKET, "later", b"v", Some(Level::PersistMajority)).unwrap();
+        assert_eq!(set.status, Status::Success, "{what}");
+        server.stop();
+        // What was given up is given up: the next start needs no option.
+        let server = serve(&data).start();
+        assert_eq!(original.readable_or_lost(&server), readable, "{what}, a start later");
+        assert_eq!(server.client(BUCKET).get(VBUCKET, "later").unwrap().text(), "v", "{what}");
+        server.stop();
+    }
 }
 
 #[test]

@@ -88,8 +88,8 @@ struct Key {
     sent: Vec<Change>,
     /// The first so many of them must have taken effect.
     settled: usize,
-    /// The newest version acknowledged so far: seqno and CAS, which only grow. The seqno of a change that was lost, since
-    /// it was not durable, is given out again.
+    /// The newest version acknowledged so far: seqno and CAS, which only grow. The seqno of a change that was lost,
+    /// since it was not durable, is given out again.
     version: (u64, u64),
     /// The newest seqno known to be on disk.
     filed: u64,

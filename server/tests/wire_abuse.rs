@@ -1,8 +1,8 @@
 //! Goal: no bytes a client sends can hurt the server or another client.
 //!
-//! Method: each malformed request goes to a real server over a connection of its own, and must get exactly the status or
-//! the close that the protocol's order of checks gives it. Where the connection lives on it must still work, and after
-//! each case another client, connected all along, must still be served.
+//! Method: each malformed request goes to a real server over a connection of its own, and must get exactly the status
+//! or the close that the protocol's order of checks gives it. Where the connection lives on it must still work, and
+//! after each case another client, connected all along, must still be served.
 
 mod harness;
 

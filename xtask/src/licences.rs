@@ -50,13 +50,18 @@ pub fn check() -> Result<()> {
             None => problems.push(format!("{name} {version}: says nothing about its licence")),
         }
         for advisory in advisories.advisory.iter().filter(|a| a.package == name && below(version, &a.fixed)) {
-            problems.push(format!("{name} {version}: {} ({}); fixed in {}", advisory.id, advisory.title, advisory.fixed));
+            problems
+                .push(format!("{name} {version}: {} ({}); fixed in {}", advisory.id, advisory.title, advisory.fixed));
         }
     }
     if !problems.is_empty() {
         bail!("{}", problems.join("\n"));
     }
-    println!("{} packages: licences allowed, none of {} known advisories applies", packages.len(), advisories.advisory.len());
+    println!(
+        "{} packages: licences allowed, none of {} known advisories applies",
+        packages.len(),
+        advisories.advisory.len()
+    );
     Ok(())
 }
 
@@ -67,7 +72,9 @@ fn text<'a>(package: &'a Value, field: &str) -> &'a str {
 /// Evaluates an SPDX expression: `OR` (or the old `/`) needs one side, `AND` both.
 fn permitted(expression: &str) -> bool {
     let expression = expression.trim();
-    if let Some(inner) = expression.strip_prefix('(').and_then(|e| e.strip_suffix(')')).filter(|e| !e.contains(['(', ')'])) {
+    if let Some(inner) =
+        expression.strip_prefix('(').and_then(|e| e.strip_suffix(')')).filter(|e| !e.contains(['(', ')']))
+    {
         return permitted(inner);
     }
     if let Some(parts) = split_outside(expression, " AND ") {

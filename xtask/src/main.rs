@@ -22,9 +22,17 @@ struct Step {
 const STEPS: &[Step] = &[
     Step { name: "fmt", proves: "the code is formatted", run: fmt },
     Step { name: "clippy", proves: "no warning anywhere", run: clippy },
-    Step { name: "licences", proves: "every dependency may be used and none is known to be unsound", run: licences::check },
+    Step {
+        name: "licences",
+        proves: "every dependency may be used and none is known to be unsound",
+        run: licences::check,
+    },
     Step { name: "unit", proves: "unit, property, golden, crash, simulation and kill -9 tests", run: unit },
-    Step { name: "loom", proves: "the wake/sleep primitive loses no wake-up", run: loom },
+    Step {
+        name: "loom",
+        proves: "no wake-up and no permit is lost, and the broken orders are found broken",
+        run: loom,
+    },
     Step { name: "shuttle", proves: "the pool survives storms of wakes, cancels and resizes", run: shuttle },
     Step { name: "build", proves: "the release binary builds", run: build },
     Step { name: "docs", proves: "docs/config.md says what the program says", run: docs_are_current },
@@ -33,14 +41,16 @@ const STEPS: &[Step] = &[
     Step { name: "python", proves: "the Python SDK works", run: python },
     Step { name: "go", proves: "gocb works", run: go },
     Step { name: "node", proves: "the Node SDK works", run: node },
-    Step { name: "fuzz", proves: "no input found in a minute each makes a parser panic", run: fuzz },
+    Step { name: "fuzz", proves: "no input found in half a minute each makes a parser panic", run: fuzz },
 ];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["test"] => test(|_| true),
-        ["test", "--only", ref names @ ..] if !names.is_empty() => known(names).and_then(|()| test(|s| names.contains(&s))),
+        ["test", "--only", ref names @ ..] if !names.is_empty() => {
+            known(names).and_then(|()| test(|s| names.contains(&s)))
+        }
         ["docs"] => write_docs(),
         _ => {
             eprintln!("usage: cargo xtask test [--only STEP...] | docs\n\nsteps:");
@@ -97,6 +107,10 @@ fn loom() -> Result<()> {
     Tool::cargo()
         .args(["test", "-p", "scheduler", "--release", "--locked", "--target-dir", "target/loom", "--lib", "models"])
         .env("RUSTFLAGS", "--cfg loom")
+        .run()?;
+    Tool::cargo()
+        .args(["test", "-p", "limits", "--release", "--locked", "--target-dir", "target/loom", "--lib", "models"])
+        .env("RUSTFLAGS", "--cfg loom")
         .run()
 }
 
@@ -135,7 +149,7 @@ const VENV: &str = "target/interop-venv";
 
 /// What the real clients need, from the package registries; nothing outside the checkout but Debian packages.
 fn install() -> Result<()> {
-    if Tool::new("memccapable").arg("-h").output().is_err() && !step::on_path("memccapable") {
+    if !step::on_path("memccapable") {
         let apt = || Tool::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
         apt().args(["update", "-qq"]).run()?;
         apt().args(["install", "-y", "-qq", "libmemcached-tools"]).run()?;
@@ -168,21 +182,32 @@ fn node() -> Result<()> {
     Tool::new("npm").args(["test", "--silent"]).dir("tests/interop/node").run()
 }
 
+/// Each target and where its first inputs are.
+const FUZZ_TARGETS: [(&str, &str); 4] = [
+    ("frames", "fuzz/seeds/frames"),
+    ("subdoc", "fuzz/seeds/subdoc"),
+    ("values", "fuzz/seeds/values"),
+    ("couchstore", "couchstore/tests/fixtures"),
+];
+
 /// Coverage-guided, so it needs the nightly compiler; without one the same entry points still run as property tests in
 /// `unit`, and the reason for the skip is printed.
 fn fuzz() -> Result<()> {
     if Tool::new("cargo").args(["+nightly", "--version"]).output().is_err() {
-        println!("skipped: no nightly toolchain here, which coverage-guided fuzzing needs; `unit` ran the same entry points");
+        println!(
+            "skipped: no nightly toolchain here, which coverage-guided fuzzing needs; `unit` ran the same entry points"
+        );
         return Ok(());
     }
     if !step::on_path("cargo-fuzz") {
         Tool::cargo().args(["install", "--quiet", "--locked", "cargo-fuzz"]).run()?;
     }
-    let targets = Tool::new("cargo").args(["+nightly", "fuzz", "list"]).output()?;
-    for target in targets.lines() {
+    for (target, seeds) in FUZZ_TARGETS {
+        let corpus = format!("fuzz/corpus/{target}");
+        std::fs::create_dir_all(&corpus).with_context(|| corpus.clone())?;
         Tool::new("cargo")
-            .args(["+nightly", "fuzz", "run", target, "--", "-max_total_time=30", "-rss_limit_mb=4096", "-verbosity=0"])
-            .args(["-print_final_stats=1"])
+            .args(["+nightly", "fuzz", "run", target, &corpus, seeds])
+            .args(["--", "-max_total_time=30", "-rss_limit_mb=4096", "-print_final_stats=1"])
             .run()?;
     }
     Ok(())

@@ -69,7 +69,8 @@ impl Tool {
 
     /// Runs it quietly and returns what it printed.
     pub fn output(mut self) -> Result<String> {
-        let output = self.command.stderr(Stdio::null()).output().with_context(|| format!("cannot run {}", self.line))?;
+        let output =
+            self.command.stderr(Stdio::null()).output().with_context(|| format!("cannot run {}", self.line))?;
         if !output.status.success() {
             bail!("{} ended with {}", self.line, output.status);
         }

@@ -123,7 +123,8 @@ fn topology(meta: &[u8]) -> Result<Option<Topology>, Refusal> {
 /// Reads `module NUL key=value;key=value`. Keys that say nothing to this server are passed over: such configurations
 /// are written for another one and carry all its settings.
 fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, String> {
-    let pairs = config.split_once('\0').map_or("", |(_, pairs)| pairs);
+    // Other servers' settings are skipped, as their managers send them all; our own tools mean each one.
+    let (module, pairs) = config.split_once('\0').unwrap_or(("", ""));
     let mut spec = BucketSpec {
         name: name.to_owned(),
         uuid,
@@ -139,6 +140,7 @@ fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, 
             "max_size" => spec.quota_bytes = value.trim().parse().map_err(wrong)?,
             "replicas" => spec.replicas = value.trim().parse().map_err(wrong)?,
             "flush_enabled" => spec.flush_enabled = value.trim() == "true",
+            unknown if module == "settee" => return Err(format!("a bucket has no setting {unknown:?}")),
             _ => {}
         }
     }

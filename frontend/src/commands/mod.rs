@@ -177,9 +177,16 @@ impl<'c> Context<'c> {
         if key.collection().0 != 0 {
             return Err((Status::UnknownCollection, format!("no collection {:#x}", key.collection().0)));
         }
-        let bucket = self.bucket()?.bucket.clone();
+        let selected = self.bucket()?;
+        let bucket = selected.bucket.clone();
+        // A client that got its bucket without asking knows of no vBuckets and says 0 for every key. It is to find the
+        // same documents as one that does know.
+        let vb = match request.vbucket {
+            VbId(0) if selected.implied => vbucket_of(key.logical(), selected.shape.vbuckets),
+            vb => vb,
+        };
         let asked = engine::Request {
-            vb: request.vbucket,
+            vb,
             key,
             cas: request.cas,
             durability: request.frames.durability.map(|d| engine::Requirement {
@@ -364,6 +371,12 @@ fn needs_admin(opcode: Opcode) -> bool {
     )
 }
 
+/// Where clients look for a key.
+fn vbucket_of(key: &[u8], vbuckets: u16) -> VbId {
+    let hash = (crc32fast::hash(key) >> 16) & 0x7fff;
+    VbId((hash % u32::from(vbuckets.max(1))) as u16)
+}
+
 fn not_supported(what: &str) -> Result<(), Refusal> {
     Err((Status::NotSupported, format!("{what} is not supported")))
 }
@@ -374,4 +387,16 @@ fn einval<T>(context: &str) -> Result<T, Refusal> {
 
 fn no_such_vbucket(_: VbId) -> Refusal {
     (Status::NotMyVbucket, String::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_where_clients_look_for_them() {
+        for (key, vb) in [("foo", 115), ("bar", 767), ("hello", 528), ("key-1", 748), ("a", 183), ("airline_10", 361)] {
+            assert_eq!(vbucket_of(key.as_bytes(), 1024), VbId(vb), "{key}");
+        }
+    }
 }

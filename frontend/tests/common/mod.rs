@@ -5,6 +5,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -27,7 +28,23 @@ pub struct Server {
     pub front_end: Option<FrontEnd>,
     pub engine: Arc<Engine>,
     pub addr: SocketAddr,
+    pub clock: Arc<JumpingClock>,
     _dir: tempfile::TempDir,
+}
+
+/// The real clock, which a test may put ahead.
+pub struct JumpingClock {
+    real: Arc<dyn env::Clock>,
+    pub ahead_s: AtomicU64,
+}
+
+impl env::Clock for JumpingClock {
+    fn unix_ns(&self) -> u64 {
+        self.real.unix_ns()
+    }
+    fn monotonic(&self) -> Duration {
+        self.real.monotonic() + Duration::from_secs(self.ahead_s.load(Ordering::SeqCst))
+    }
 }
 
 pub fn spec(name: &str, uuid: u128) -> BucketSpec {
@@ -68,7 +85,9 @@ impl Server {
 
     pub fn with(change: impl FnOnce(&mut Options)) -> Server {
         let dir = tempfile::tempdir().unwrap();
-        let env: Env = env::os::env();
+        let os = env::os::env();
+        let clock = Arc::new(JumpingClock { real: os.clock.clone(), ahead_s: AtomicU64::new(0) });
+        let env = Env { clock: clock.clone(), ..os };
         let pools = Pools::start(&env, &PoolConfig::default());
         let store = Store::open(&env, &pools, dir.path(), persist::Options::default()).unwrap();
         let engine = Arc::new(Engine::new(&env, &pools, store, engine::Options::default()));
@@ -87,7 +106,7 @@ impl Server {
             stats: Arc::new(()),
         };
         let front_end = frontend::serve(options, parts).unwrap();
-        Server { addr: front_end.local_addr(), front_end: Some(front_end), engine, _dir: dir }
+        Server { addr: front_end.local_addr(), front_end: Some(front_end), engine, clock, _dir: dir }
     }
 
     pub fn connect(&self) -> Client {

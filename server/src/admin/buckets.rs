@@ -26,6 +26,8 @@ pub struct Defaults {
 pub fn routes() -> Router<Arc<Context>> {
     Router::new()
         .route("/pools/default/buckets", get(list).post(create))
+        // Some SDKs end the collection's path with a slash.
+        .route("/pools/default/buckets/", get(list).post(create))
         .route("/pools/default/buckets/{bucket}", get(show).delete(delete))
         .route("/pools/default/buckets/{bucket}/controller/doFlush", post(flush))
 }
@@ -178,7 +180,7 @@ fn describe(context: &Context, spec: &BucketSpec) -> Value {
         "nodes": [{
             "hostname": format!("$HOST:{}", context.cluster.admin_port()),
             "status": "healthy",
-            "version": env!("CARGO_PKG_VERSION"),
+            "version": crate::boot::VERSION,
             "services": ["kv"],
             "ports": { "direct": context.cluster.kv_port() },
         }],

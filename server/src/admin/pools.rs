@@ -22,7 +22,7 @@ pub fn routes() -> Router<Arc<Context>> {
 async fn pools(State(context): Shared) -> impl IntoResponse {
     Json(json!({
         "isAdminCreds": true,
-        "implementationVersion": version(),
+        "implementationVersion": crate::boot::VERSION,
         "uuid": context.node_uuid,
         "pools": [{ "name": "default", "uri": "/pools/default" }],
     }))
@@ -35,7 +35,7 @@ async fn pool(State(context): Shared) -> impl IntoResponse {
             "hostname": format!("$HOST:{}", context.cluster.admin_port()),
             "status": "healthy",
             "clusterMembership": "active",
-            "version": version(),
+            "version": crate::boot::VERSION,
             "services": ["kv"],
             "ports": { "direct": context.cluster.kv_port() },
             "thisNode": true,
@@ -59,9 +59,4 @@ async fn node_services(State(context): Shared) -> Response {
 
 fn config(text: &str) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], text.to_owned()).into_response()
-}
-
-/// As other parts of the ecosystem parse it: numbers first, then who we are.
-fn version() -> &'static str {
-    concat!(env!("CARGO_PKG_VERSION"), "-settee")
 }

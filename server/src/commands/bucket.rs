@@ -11,7 +11,7 @@ pub fn run(command: &Bucket) -> Result<()> {
     match command {
         Bucket::Create { name, quota_mb, replicas, vbuckets, no_flush, target } => {
             let spec = format!(
-                "settee\0quota_bytes={};replicas={replicas};vbuckets={vbuckets};flush_enabled={}",
+                "settee\0max_size={};replicas={replicas};max_vbuckets={vbuckets};flush_enabled={}",
                 quota_mb << 20,
                 !no_flush
             );

@@ -138,11 +138,7 @@ pub static KEYS: &[Key] = &[
         name: "persist.format",
         default: "13",
         doc: "couchstore version of files made from now on: 13, which released tools read, or 14.",
-        set: |c, v| match v {
-            "13" => Ok(c.file_format = 13),
-            "14" => Ok(c.file_format = 14),
-            _ => Err("13 or 14".to_owned()),
-        },
+        set: |c, v| one_of(v, [("13", 13), ("14", 14)]).map(|n| c.file_format = n),
     },
     Key {
         name: "persist.readers",
@@ -155,11 +151,7 @@ pub static KEYS: &[Key] = &[
         default: "off",
         doc: "on: at start, go back to the newest intact commit of each damaged vBucket file instead of refusing. Later changes of that \
               vBucket are lost.",
-        set: |c, v| match v {
-            "on" => Ok(c.recovery = true),
-            "off" => Ok(c.recovery = false),
-            _ => Err("on or off".to_owned()),
-        },
+        set: |c, v| one_of(v, [("on", true), ("off", false)]).map(|on| c.recovery = on),
     },
     Key {
         name: "persist.writers",
@@ -249,6 +241,11 @@ fn log_filter(text: &str) -> Result<String, String> {
 
 fn boolean(text: &str) -> Result<bool, String> {
     text.parse().map_err(|_| "true or false".to_owned())
+}
+
+fn one_of<T: Copy, const N: usize>(text: &str, choices: [(&str, T); N]) -> Result<T, String> {
+    let found = choices.iter().find(|(name, _)| *name == text);
+    found.map(|(_, value)| *value).ok_or_else(|| choices.map(|(name, _)| name).join(" or "))
 }
 
 fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {

@@ -1,0 +1,93 @@
+//! Servers as processes: the processor time they use, and those started here.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Clock ticks a second in what `/proc` tells; part of the kernel's interface.
+const TICKS_PER_S: u64 = 100;
+
+/// Processor time of a process and all its descendants so far. `None`: it is gone, or not ours to see.
+pub fn cpu_of_family(pid: u32) -> Option<Duration> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    let mut ticks: HashMap<u32, u64> = HashMap::new();
+    for entry in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Some(stat) = fs::read_to_string(entry.path().join("stat")).ok().as_deref().and_then(parse_stat) else {
+            continue;
+        };
+        children.entry(stat.parent).or_default().push(id);
+        ticks.insert(id, stat.ticks);
+    }
+    ticks.get(&pid)?;
+    let mut family = vec![pid];
+    let mut sum = 0;
+    while let Some(member) = family.pop() {
+        sum += ticks.get(&member).copied().unwrap_or(0);
+        family.extend(children.remove(&member).unwrap_or_default());
+    }
+    Some(Duration::from_millis(sum * 1000 / TICKS_PER_S))
+}
+
+struct Stat {
+    parent: u32,
+    /// Its own, and of those of its children that ended and were waited for.
+    ticks: u64,
+}
+
+/// The name, in parentheses, may hold anything; the fields after it are numbers.
+fn parse_stat(text: &str) -> Option<Stat> {
+    let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
+    let number = |n: usize| fields.get(n)?.parse::<u64>().ok();
+    Some(Stat { parent: number(1)? as u32, ticks: number(11)? + number(12)? + number(13)? + number(14)? })
+}
+
+/// The process that listens on a loopback address of this machine, if we may see it.
+pub fn listening_on(address: SocketAddr) -> Option<u32> {
+    if !address.ip().is_loopback() {
+        return None;
+    }
+    let sockets: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|path| fs::read_to_string(path).ok())
+        .flat_map(|text| text.lines().filter_map(|line| listener_of(line, address.port())).collect::<Vec<_>>())
+        .collect();
+    let owns = |pid: &u32| {
+        fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|fds| {
+            fds.flatten()
+                .any(|fd| fs::read_link(fd.path()).is_ok_and(|link| sockets.iter().any(|s| link.as_os_str() == &**s)))
+        })
+    };
+    let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    // A server's children may share its socket; the oldest holds the family.
+    pids.filter(owns).min()
+}
+
+/// The link that `/proc/PID/fd` shows for the socket of this line of `/proc/net/tcp`, if it listens on `port`.
+fn listener_of(line: &str, port: u16) -> Option<String> {
+    const LISTEN: &str = "0A";
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    let local_port = u16::from_str_radix(fields.get(1)?.rsplit_once(':')?.1, 16).ok()?;
+    (local_port == port && *fields.get(3)? == LISTEN).then(|| fields.get(9).map(|inode| format!("socket:[{inode}]")))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_spaces_and_parentheses_does_not_shift_the_fields() {
+        let stat = parse_stat("7 (a (b) c) S 3 7 7 0 -1 4194560 1 2 3 4 100 20 3 1 20 0 1 0 5 6 7\n").unwrap();
+        assert_eq!((stat.parent, stat.ticks), (3, 124));
+        assert!(parse_stat("7 (x").is_none());
+    }
+
+    #[test]
+    fn our_own_listener_and_processor_time_are_found() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert_eq!(listening_on(listener.local_addr().unwrap()), Some(std::process::id()));
+        assert!(cpu_of_family(std::process::id()).is_some());
+        assert!(cpu_of_family(u32::MAX).is_none());
+    }
+}

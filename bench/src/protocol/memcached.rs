@@ -1,0 +1,101 @@
+//! memcached, in its text and its binary form.
+
+use std::net::TcpStream;
+
+use anyhow::{Result, bail};
+use wire::client::{RequestFrame, store_extras};
+use wire::{FrameReader, Next, Opcode, Side};
+
+use super::{Action, Answer, Parsed, Protocol, decimal, line, words};
+
+#[derive(Default)]
+pub struct Text;
+
+impl Protocol for Text {
+    fn open(&mut self, _: &mut TcpStream) -> Result<()> {
+        Ok(())
+    }
+
+    fn encode(&mut self, key: &[u8], action: Action<'_>, _: u32, out: &mut Vec<u8>) {
+        match action {
+            Action::Get => {
+                out.extend_from_slice(b"get ");
+                out.extend_from_slice(key);
+            }
+            Action::Set(value) => {
+                out.extend_from_slice(b"set ");
+                out.extend_from_slice(key);
+                out.extend_from_slice(b" 0 0 ");
+                out.extend_from_slice(value.len().to_string().as_bytes());
+                out.extend_from_slice(b"\r\n");
+                out.extend_from_slice(value);
+            }
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+
+    fn parse(&mut self, input: &[u8]) -> Result<Parsed> {
+        let Some((first, len)) = line(input) else { return Ok(Parsed::Incomplete) };
+        Ok(match first {
+            b"STORED" => Parsed::reply(len, Answer::Done),
+            b"END" => Parsed::reply(len, Answer::Miss),
+            value if value.starts_with(b"VALUE ") => {
+                let Some(bytes) = value.split(|b| *b == b' ').nth(3).and_then(decimal) else {
+                    bail!("memcached: a VALUE line without a length: {:?}", words(value));
+                };
+                // The value, its line end, and `END`.
+                let whole = len + bytes + 2 + 5;
+                if input.len() < whole { Parsed::Incomplete } else { Parsed::reply(whole, Answer::Done) }
+            }
+            b"ERROR" | b"NOT_STORED" => Parsed::reply(len, Answer::Error(words(first))),
+            other if other.starts_with(b"SERVER_ERROR") || other.starts_with(b"CLIENT_ERROR") => {
+                Parsed::reply(len, Answer::Error(words(other)))
+            }
+            other => bail!("not a memcached answer: {:?}", words(other)),
+        })
+    }
+}
+
+#[derive(Default)]
+pub struct Binary;
+
+impl Protocol for Binary {
+    fn open(&mut self, _: &mut TcpStream) -> Result<()> {
+        Ok(())
+    }
+
+    fn encode(&mut self, key: &[u8], action: Action<'_>, ticket: u32, out: &mut Vec<u8>) {
+        match action {
+            Action::Get => RequestFrame { opaque: ticket, key, ..RequestFrame::new(Opcode::Get) }.encode(out),
+            Action::Set(value) => {
+                let extras = store_extras(0, 0);
+                RequestFrame { opaque: ticket, extras: &extras, key, value, ..RequestFrame::new(Opcode::Set) }
+                    .encode(out);
+            }
+        }
+    }
+
+    fn parse(&mut self, input: &[u8]) -> Result<Parsed> {
+        parse_frame(input)
+    }
+}
+
+/// The reply at the front of a binary stream, memcached's or ours.
+pub(super) fn parse_frame(input: &[u8]) -> Result<Parsed> {
+    match FrameReader::new(Side::Client).next(input)? {
+        Next::Need(_) => Ok(Parsed::Incomplete),
+        Next::Malformed(header) => bail!("the server sent a frame that does not add up: {header:?}"),
+        Next::Frame(frame) => {
+            if frame.header.magic.is_request() {
+                bail!("the server sent a request nobody asked for: {frame:?}");
+            }
+            let answer = match wire::client::status(&frame) {
+                Ok(wire::Status::Success) => Answer::Done,
+                Ok(wire::Status::KeyEnoent) => Answer::Miss,
+                Ok(status) => Answer::Error(status.name().to_owned()),
+                Err(code) => Answer::Error(format!("status {code:#06x}")),
+            };
+            Ok(Parsed::Reply { len: frame.frame_len(), answer, ticket: Some(frame.header.opaque) })
+        }
+    }
+}

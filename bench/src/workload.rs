@@ -1,0 +1,135 @@
+//! Which key comes next, what is done to it, and with which bytes.
+
+/// What the operations of a run are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    pub value_bytes: usize,
+    /// Of a hundred operations, how many store; the others read.
+    pub set_pct: u32,
+    pub keys: u64,
+    pub order: Order,
+}
+
+/// In which order keys come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Each as likely as every other.
+    Random,
+    /// One after the other, each once a round: to fill a store.
+    Sequential,
+}
+
+/// One thread's share of a workload.
+///
+/// 1. Two pickers with different `lane` of the same `lanes` never pick the same key in sequential order.
+/// 2. What is picked depends on the seed only, not on time.
+pub struct Picker {
+    workload: Workload,
+    dice: Dice,
+    /// The next key of a sequential order, and the step to the one after.
+    next: u64,
+    step: u64,
+    /// Longer than a value, so that values differ by where they start.
+    pool: Vec<u8>,
+    key: Vec<u8>,
+}
+
+/// Values start at one of this many places in the pool.
+const OFFSETS: u64 = 4096;
+
+impl Picker {
+    pub fn new(workload: Workload, lane: u64, lanes: u64, seed: u64) -> Picker {
+        let mut dice = Dice(seed);
+        // Printable, and not compressible: servers that compress gain nothing.
+        const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        let pool = (0..workload.value_bytes as u64 + OFFSETS).map(|_| ALPHABET[dice.below(64) as usize]).collect();
+        Picker { workload, dice, next: lane, step: lanes, pool, key: Vec::new() }
+    }
+
+    /// The next operation: a key, and the value to store under it or `None` to read it.
+    pub fn pick(&mut self) -> (&[u8], Option<&[u8]>) {
+        let n = match self.workload.order {
+            Order::Random => self.dice.below(self.workload.keys),
+            Order::Sequential => {
+                let n = self.next % self.workload.keys;
+                self.next += self.step;
+                n
+            }
+        };
+        write_key(n, &mut self.key);
+        let set = self.workload.set_pct >= 100 || self.dice.below(100) < u64::from(self.workload.set_pct);
+        let value = set.then(|| {
+            let at = self.dice.below(OFFSETS) as usize;
+            &self.pool[at..at + self.workload.value_bytes]
+        });
+        (&self.key, value)
+    }
+}
+
+/// `key-` and ten digits: 14 bytes.
+fn write_key(n: u64, key: &mut Vec<u8>) {
+    key.clear();
+    key.extend_from_slice(b"key-0000000000");
+    let mut rest = n;
+    for digit in key[4..].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+}
+
+/// SplitMix64.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to `n` - 1, without a division.
+    pub fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.roll()) * u128::from(n)) >> 64) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload(set_pct: u32, order: Order) -> Workload {
+        Workload { value_bytes: 32, set_pct, keys: 100, order }
+    }
+
+    #[test]
+    fn lanes_in_sequence_touch_every_key_once() {
+        let mut seen = Vec::new();
+        for lane in 0..3 {
+            let mut picker = Picker::new(workload(100, Order::Sequential), lane, 3, lane);
+            let count = (100 - lane).div_ceil(3);
+            seen.extend((0..count).map(|_| picker.pick().0.to_vec()));
+        }
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 100);
+        assert_eq!(seen[99], b"key-0000000099");
+    }
+
+    #[test]
+    fn the_share_of_stores_is_as_asked() {
+        for (pct, least, most) in [(0, 0, 0), (30, 2_800, 3_200), (100, 10_000, 10_000)] {
+            let mut picker = Picker::new(workload(pct, Order::Random), 0, 1, 7);
+            let sets = (0..10_000).filter(|_| picker.pick().1.is_some_and(|v| v.len() == 32)).count();
+            assert!((least..=most).contains(&sets), "{pct}: {sets}");
+        }
+    }
+
+    #[test]
+    fn random_keys_cover_the_whole_space() {
+        let mut picker = Picker::new(workload(0, Order::Random), 0, 1, 1);
+        let keys: std::collections::HashSet<Vec<u8>> = (0..2_000).map(|_| picker.pick().0.to_vec()).collect();
+        assert_eq!(keys.len(), 100);
+    }
+}
