@@ -1,1 +1,78 @@
+//! The commit log: one sync for many vBuckets.
+//!
+//! A change is durable once it is in a vBucket's file, but a commit of a file costs two syncs, and there are a thousand
+//! files. So changes of all vBuckets of all buckets are first appended to one log, synced together, and acknowledged; the
+//! files catch up later, in large batches.
+//!
+//! ```text
+//!     vb 7 ──┐ submit          ┌─ lead ─────────────┐
+//!     vb 9 ──┼───────▶ waiting ─▶ write ─▶ sync ─────▶ durable(7, 9, 31) … filed ─▶ release ─▶ segment used again
+//!     vb 31 ─┘            ▲    └─────────┬──────────┘
+//!                         └─ arrives meanwhile: rides the next sync
+//! ```
+//! There is no timer and no smallest batch: whoever leads takes what waits and syncs at once.
+//!
+//! The bytes are told in `docs/FORMAT.md`. This crate has not heard of vBucket files, hash tables or clients.
+
 #![forbid(unsafe_code)]
+
+mod batch;
+mod codec;
+mod driver;
+mod error;
+mod format;
+mod inspect;
+mod log;
+mod recovery;
+mod scan;
+mod segment;
+mod space;
+pub mod stats;
+mod writer;
+
+pub use driver::Driver;
+pub use error::LogError;
+pub use inspect::{Inspection, RangeReport, SegmentReport, inspect};
+pub use log::{Holder, Lead, Log, Observer, Pressure, Submission, Synced};
+pub use recovery::Replayed;
+pub use space::{Key, Mark};
+pub use stats::LogStats;
+
+use format::{BLOCK_BYTES, DATA_AT};
+
+/// How a log uses its disk.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Of each file. An item must fit. A multiple of 4096, from 16 KiB to 1 GiB.
+    pub segment_bytes: u64,
+    /// Of all files together, at least three segments. Bounds the time recovery takes.
+    pub log_bytes_max: u64,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { segment_bytes: 64 << 20, log_bytes_max: 1 << 30 }
+    }
+}
+
+impl Options {
+    /// Refuses what [`Log::open`] would not accept.
+    pub fn check(&self) -> Result<(), LogError> {
+        let Options { segment_bytes, log_bytes_max } = self;
+        if !(4 * BLOCK_BYTES..=1 << 30).contains(segment_bytes) || segment_bytes % BLOCK_BYTES != 0 {
+            let what = format!("segments of {segment_bytes} bytes: give a multiple of 4096 from 16384 to {}", 1 << 30);
+            return Err(LogError::BadOptions(what));
+        }
+        if self.segments_max() < 3 {
+            let what = format!("{log_bytes_max} bytes are fewer than three segments of {segment_bytes}");
+            return Err(LogError::BadOptions(what));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn segments_max(&self) -> usize {
+        (self.log_bytes_max / self.segment_bytes) as usize
+    }
+}
+
+const _: () = assert!(DATA_AT < 4 * BLOCK_BYTES);

@@ -141,6 +141,16 @@ impl Storage for OsStorage {
         };
         Ok(Arc::new(OsFile(options.open(path)?)))
     }
+    #[cfg(target_os = "linux")]
+    fn open_durable(&self, path: &Path) -> io::Result<Option<Arc<dyn File>>> {
+        let mut options = fs::OpenOptions::new();
+        match options.write(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC).open(path) {
+            Ok(file) => Ok(Some(Arc::new(OsFile(file)))),
+            // The file system does not do it.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         fs::create_dir_all(path)
     }

@@ -33,6 +33,12 @@ pub trait File: Send + Sync {
 /// A tree of directories and files.
 pub trait Storage: Send + Sync {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>>;
+    /// Opens an existing file so that its data are durable when a write returns, past the page cache. For writes inside the
+    /// file's size only, whose place, length and address in memory are multiples of 4096; others may be refused. `None`:
+    /// there is no such way here, write and sync instead.
+    fn open_durable(&self, _path: &Path) -> io::Result<Option<Arc<dyn File>>> {
+        Ok(None)
+    }
     /// Creates `path` and any missing parent.
     fn create_dir_all(&self, path: &Path) -> io::Result<()>;
     /// Names of the entries of a directory, sorted.

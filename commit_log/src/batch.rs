@@ -1,0 +1,131 @@
+//! What waits for the next sync.
+
+use std::sync::Arc;
+
+use crc32c::crc32c;
+use types::{BucketUuid, Item, Seqno, VbId};
+
+use crate::codec;
+use crate::error::LogError;
+use crate::format::{ALIGN, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
+use crate::log::Submission;
+
+/// A submission is cut into records of about this size, so that the end of a segment is not left empty for a large one.
+const BODY_BYTES_AIM: usize = 1 << 20;
+
+/// Records whose place is not known yet: the header of each is filled in when it is.
+#[derive(Default)]
+pub(crate) struct Batch {
+    /// Room for a header, the body, zeros up to the next multiple of 8; again and again.
+    pub bytes: Vec<u8>,
+    pub records: Vec<Waiting>,
+}
+
+pub(crate) struct Waiting {
+    pub header: RecordHeader,
+    pub record_version: Option<u64>,
+}
+
+impl Batch {
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    pub fn clear(&mut self) {
+        self.records.clear();
+        self.bytes.clear();
+        // One large batch shall not be remembered for ever.
+        self.bytes.shrink_to(4 << 20);
+        self.records.shrink_to(16 << 10);
+    }
+
+    pub fn append(&mut self, other: &mut Batch) {
+        self.bytes.extend_from_slice(&other.bytes);
+        self.records.append(&mut other.records);
+    }
+
+    /// The records of a submission. Without a vBucket record they are cut as suits the log; with one, all stays together
+    /// as far as it fits, because the changes and the record belong together.
+    pub fn of(submission: &Submission<'_>, body_bytes_max: usize) -> Result<Batch, LogError> {
+        let mut vb_record = Vec::new();
+        if let Some((record, _)) = submission.record {
+            codec::put_vb_record(&mut vb_record, record);
+        }
+        let aim = if vb_record.is_empty() { BODY_BYTES_AIM.min(body_bytes_max) } else { body_bytes_max };
+        let mut batch = Batch::default();
+        let mut items = submission.items;
+        loop {
+            // The vBucket record goes with the last.
+            let (count, bytes) = fitting(items, aim - vb_record.len().min(aim));
+            let is_last = count == items.len();
+            let head = if is_last { &vb_record[..] } else { &[] };
+            if head.len() + bytes > body_bytes_max {
+                let (bytes, bytes_max) = ((head.len() + bytes) as u64, body_bytes_max as u64);
+                return Err(LogError::TooLarge { bytes, bytes_max });
+            }
+            let (now, later) = items.split_at(count);
+            batch.put(submission, now, head, head.len() + bytes);
+            items = later;
+            if is_last {
+                return Ok(batch);
+            }
+        }
+    }
+
+    fn put(&mut self, submission: &Submission<'_>, items: &[Arc<Item>], head: &[u8], body_bytes: usize) {
+        self.bytes.reserve(RECORD_HEADER_BYTES + body_bytes + ALIGN);
+        self.bytes.extend([0; RECORD_HEADER_BYTES]);
+        let body_at = self.bytes.len();
+        self.bytes.extend_from_slice(head);
+        items.iter().for_each(|item| codec::put_item(&mut self.bytes, item));
+        assert_eq!(self.bytes.len() - body_at, body_bytes, "an item takes as many bytes as it said");
+        let last = items.last().map_or(submission.last, |item| item.meta.seqno);
+        let header = RecordHeader {
+            prev: 0,
+            batch_at: 0,
+            life: 0,
+            body_len: body_bytes as u32,
+            body_crc: crc32c(&self.bytes[body_at..]),
+            vb: submission.vb,
+            kind: RecordKind::Changes,
+            flags: if head.is_empty() { 0 } else { FLAG_VB_RECORD },
+            bucket: submission.bucket,
+            first: items.first().map_or(last.next(), |item| item.meta.seqno),
+            last,
+        };
+        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
+        let record_version = submission.record.map(|(_, version)| version).filter(|_| !head.is_empty());
+        self.records.push(Waiting { header, record_version });
+    }
+
+    /// A record that says that the log was closed in order.
+    pub fn close() -> Batch {
+        let header = RecordHeader {
+            prev: 0,
+            batch_at: 0,
+            life: 0,
+            body_len: 0,
+            body_crc: crc32c(&[]),
+            vb: VbId(0),
+            kind: RecordKind::Close,
+            flags: 0,
+            bucket: BucketUuid(0),
+            first: Seqno(0),
+            last: Seqno(0),
+        };
+        Batch { bytes: vec![0; RECORD_HEADER_BYTES], records: vec![Waiting { header, record_version: None }] }
+    }
+}
+
+/// How many of the first items take at most `aim` bytes together (but one if there is one), and how many those are.
+fn fitting(items: &[Arc<Item>], aim: usize) -> (usize, usize) {
+    let mut total = 0;
+    for (n, item) in items.iter().enumerate() {
+        let bytes = codec::item_bytes(item);
+        if n > 0 && total + bytes > aim {
+            return (n, total);
+        }
+        total += bytes;
+    }
+    (items.len(), total)
+}

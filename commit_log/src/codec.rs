@@ -1,0 +1,230 @@
+//! The body of a record: a vBucket record if the header says so, then items one after the other.
+
+use changelog::{FailoverEntry, FailoverTable, VbRecord};
+use types::{Cas, Datatype, DeleteSource, DocKey, Item, Kind, Level, Meta, RevSeqno, Seqno, VbState, VbUuid};
+
+use crate::format::{be32, be64};
+
+const ITEM_BYTES: usize = 40;
+
+const KIND_MASK: u8 = 3;
+const KIND_COMMITTED: u8 = 0;
+const KIND_PREPARE: u8 = 1;
+const KIND_ABORT: u8 = 2;
+/// A committed item that was prepared before.
+const HAS_PREPARED: u8 = 4;
+const HAS_VALUE: u8 = 8;
+const DELETED: u8 = 16;
+const EXPIRED: u8 = 32;
+
+/// Bytes `put_item` adds for this item.
+pub fn item_bytes(item: &Item) -> usize {
+    ITEM_BYTES + 8 * usize::from(prepared(item).is_some()) + item.id().len() + item.value().len()
+}
+
+fn prepared(item: &Item) -> Option<Seqno> {
+    match item.kind {
+        Kind::Committed { prepared } => prepared,
+        Kind::Prepare { .. } => None,
+        Kind::Abort { prepared } => Some(prepared),
+    }
+}
+
+pub fn put_item(out: &mut Vec<u8>, item: &Item) {
+    assert!(item.resident(), "a change brings its value");
+    let (id, value, meta) = (item.id(), item.value(), &item.meta);
+    let (kind, level) = match item.kind {
+        Kind::Committed { prepared: None } => (KIND_COMMITTED, 0),
+        Kind::Committed { prepared: Some(_) } => (KIND_COMMITTED | HAS_PREPARED, 0),
+        Kind::Prepare { level } => (KIND_PREPARE, level as u8),
+        Kind::Abort { .. } => (KIND_ABORT | HAS_PREPARED, 0),
+    };
+    let deleted = match meta.deleted {
+        None => 0,
+        Some(DeleteSource::Explicit) => DELETED,
+        Some(DeleteSource::Expiry) => DELETED | EXPIRED,
+    };
+    let has_value = if item.has_value() { HAS_VALUE } else { 0 };
+    out.extend([id.len() as u8, kind | has_value | deleted, meta.datatype.0, level]);
+    out.extend((value.len() as u32).to_be_bytes());
+    out.extend(meta.seqno.0.to_be_bytes());
+    out.extend(meta.cas.0.to_be_bytes());
+    out.extend(meta.rev.0.to_be_bytes());
+    out.extend(meta.flags.to_be_bytes());
+    out.extend(meta.expiry.to_be_bytes());
+    if let Some(prepared) = prepared(item) {
+        out.extend(prepared.0.to_be_bytes());
+    }
+    out.extend_from_slice(id);
+    out.extend_from_slice(value);
+}
+
+/// Takes an item off the front of `bytes`.
+pub fn take_item(bytes: &mut &[u8]) -> Result<Item, String> {
+    let fixed = take(bytes, ITEM_BYTES, "an item")?;
+    let (id_len, bits, value_len) = (usize::from(fixed[0]), fixed[1], be32(fixed, 4) as usize);
+    let seqno = Seqno(be64(fixed, 8));
+    let prepared = match bits & HAS_PREPARED {
+        0 => None,
+        _ => Some(Seqno(be64(take(bytes, 8, "a prepare's seqno")?, 0))),
+    };
+    let kind = match (bits & KIND_MASK, prepared) {
+        (KIND_COMMITTED, prepared) => Kind::Committed { prepared },
+        (KIND_PREPARE, None) => {
+            let level = Level::from_wire(fixed[3]);
+            Kind::Prepare { level: level.ok_or_else(|| format!("seqno {seqno}: no level {}", fixed[3]))? }
+        }
+        (KIND_ABORT, Some(prepared)) => Kind::Abort { prepared },
+        _ => return Err(format!("seqno {seqno}: no kind of item is {bits:#04x}")),
+    };
+    let deleted = match (bits & DELETED, bits & EXPIRED) {
+        (0, _) => None,
+        (_, 0) => Some(DeleteSource::Explicit),
+        _ => Some(DeleteSource::Expiry),
+    };
+    let meta = Meta {
+        seqno,
+        cas: Cas(be64(fixed, 16)),
+        rev: RevSeqno(be64(fixed, 24)),
+        flags: be32(fixed, 32),
+        expiry: be32(fixed, 36),
+        datatype: Datatype(fixed[2]),
+        deleted,
+    };
+    let id = take(bytes, id_len, "a key")?;
+    let value = take(bytes, value_len, "a value")?;
+    let key = DocKey::parse(id).map_err(|e| format!("seqno {seqno}: id {id:02x?} is not a key: {e:?}"))?;
+    if bits & HAS_VALUE == 0 && value_len > 0 {
+        return Err(format!("seqno {seqno}: {value_len} bytes of no value"));
+    }
+    Ok(Item::new(key, meta, kind, (bits & HAS_VALUE != 0).then(|| value.into())))
+}
+
+/// Bytes of the vBucket record with its length in front.
+pub fn put_vb_record(out: &mut Vec<u8>, record: &VbRecord) {
+    let at = out.len();
+    out.extend([0; 4]);
+    out.push(record.state as u8);
+    let entries = record.failover.newest_first();
+    out.push(entries.len() as u8);
+    for entry in entries {
+        out.extend(entry.uuid.0.to_be_bytes());
+        out.extend(entry.seqno.0.to_be_bytes());
+    }
+    out.push(record.topology.len() as u8);
+    for chain in &record.topology {
+        out.push(chain.len() as u8);
+        for node in chain {
+            out.push(u8::from(node.is_some()));
+            let name = node.as_deref().unwrap_or_default();
+            out.extend((name.len() as u16).to_be_bytes());
+            out.extend_from_slice(name.as_bytes());
+        }
+    }
+    let len = (out.len() - at - 4) as u32;
+    out[at..at + 4].copy_from_slice(&len.to_be_bytes());
+}
+
+/// Takes a vBucket record off the front of `bytes`.
+pub fn take_vb_record(bytes: &mut &[u8]) -> Result<VbRecord, String> {
+    const WHAT: &str = "a vBucket record";
+    let len = be32(take(bytes, 4, WHAT)?, 0) as usize;
+    let mut bytes = take(bytes, len, WHAT)?;
+    let byte = |bytes: &mut &[u8]| take(bytes, 1, WHAT).map(|b| b[0]);
+    let state = byte(&mut bytes)?;
+    let state = [VbState::Active, VbState::Replica, VbState::Pending, VbState::Dead]
+        .into_iter()
+        .find(|known| *known as u8 == state)
+        .ok_or_else(|| format!("no vBucket state is {state}"))?;
+    let mut entries = Vec::new();
+    for _ in 0..byte(&mut bytes)? {
+        let entry = take(&mut bytes, 16, WHAT)?;
+        entries.push(FailoverEntry { uuid: VbUuid(be64(entry, 0)), seqno: Seqno(be64(entry, 8)) });
+    }
+    let failover = FailoverTable::from_entries(entries).ok_or("a failover table without entries")?;
+    let mut topology = Vec::new();
+    for _ in 0..byte(&mut bytes)? {
+        let mut chain = Vec::new();
+        for _ in 0..byte(&mut bytes)? {
+            let node = take(&mut bytes, 3, WHAT)?;
+            let name = take(&mut bytes, usize::from(u16::from_be_bytes([node[1], node[2]])), WHAT)?;
+            let name = std::str::from_utf8(name).map_err(|e| format!("a node's name: {e}"))?;
+            chain.push((node[0] != 0).then(|| name.to_owned()));
+        }
+        topology.push(chain);
+    }
+    match bytes.is_empty() {
+        true => Ok(VbRecord { state, failover, topology }),
+        false => Err(format!("{} bytes after a vBucket record", bytes.len())),
+    }
+}
+
+fn take<'a>(bytes: &mut &'a [u8], len: usize, what: &str) -> Result<&'a [u8], String> {
+    let (taken, rest) = bytes.split_at_checked(len).ok_or_else(|| format!("{what} ends too soon"))?;
+    *bytes = rest;
+    Ok(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use types::KeyBuf;
+
+    fn items() -> impl Strategy<Value = Item> {
+        let kinds = prop_oneof![
+            prop::option::of(1u64..1 << 48).prop_map(|n| Kind::Committed { prepared: n.map(Seqno) }),
+            (1u8..4).prop_map(|level| Kind::Prepare { level: Level::from_wire(level).unwrap() }),
+            (1u64..1 << 48).prop_map(|n| Kind::Abort { prepared: Seqno(n) }),
+        ];
+        let sources = prop::option::of(prop_oneof![Just(DeleteSource::Explicit), Just(DeleteSource::Expiry)]);
+        let numbers = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>(), any::<u8>());
+        let value = prop::option::of(prop::collection::vec(any::<u8>(), 0..300));
+        (kinds, sources, numbers, "[a-z]{1,250}", value).prop_map(|(kind, deleted, n, key, value)| {
+            let (seqno, cas, rev, flags, expiry, datatype) = n;
+            let (seqno, cas, rev) = (Seqno(seqno), Cas(cas), RevSeqno(rev));
+            let meta = Meta { seqno, cas, rev, flags, expiry, datatype: Datatype(datatype), deleted };
+            let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
+            Item::new(key.as_key(), meta, kind, value.map(Vec::into_boxed_slice))
+        })
+    }
+
+    fn records() -> impl Strategy<Value = VbRecord> {
+        let states =
+            prop_oneof![Just(VbState::Active), Just(VbState::Replica), Just(VbState::Pending), Just(VbState::Dead)];
+        let entry = (any::<u64>(), any::<u64>()).prop_map(|(u, s)| FailoverEntry { uuid: VbUuid(u), seqno: Seqno(s) });
+        let chain = prop::collection::vec(prop::option::of("[a-z@:]{0,20}"), 0..4);
+        (states, prop::collection::vec(entry, 1..25), prop::collection::vec(chain, 0..3)).prop_map(
+            |(state, entries, topology)| VbRecord {
+                state,
+                failover: FailoverTable::from_entries(entries).unwrap(),
+                topology,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn items_and_records_are_read_back(items in prop::collection::vec(items(), 0..5), record in records()) {
+            let mut bytes = Vec::new();
+            put_vb_record(&mut bytes, &record);
+            for item in &items {
+                let before = bytes.len();
+                put_item(&mut bytes, item);
+                prop_assert_eq!(bytes.len() - before, item_bytes(item));
+            }
+            let mut rest = &bytes[..];
+            prop_assert_eq!(take_vb_record(&mut rest).unwrap(), record);
+            for item in &items {
+                prop_assert_eq!(&take_item(&mut rest).unwrap(), item);
+            }
+            prop_assert!(rest.is_empty());
+        }
+
+        #[test]
+        fn any_bytes_give_an_answer_or_an_error(bytes in prop::collection::vec(0u8..8, 0..200)) {
+            let _ = take_item(&mut &bytes[..]);
+            let _ = take_vb_record(&mut &bytes[..]);
+        }
+    }
+}

@@ -1,0 +1,526 @@
+//! The log as its users see it.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+use changelog::VbRecord;
+use env::Env;
+use types::rank::{Mutex, Rank};
+use types::{BucketUuid, Item, Seqno, VbId};
+
+use crate::batch::Batch;
+use crate::driver::Running;
+use crate::error::LogError;
+use crate::format::{RECORD_HEADER_BYTES, SegmentHeader};
+use crate::recovery::{self, Opened, Replayed};
+use crate::segment::{self, Segment, Trouble};
+use crate::space::{Key, Mark, Space};
+use crate::stats::{self, LogStats};
+use crate::writer::Writer;
+use crate::{Options, format};
+
+/// Changes of one vBucket that are to be durable together with whatever else waits.
+#[derive(Clone, Copy)]
+pub struct Submission<'a> {
+    pub bucket: BucketUuid,
+    pub vb: VbId,
+    /// In seqno order, values included.
+    pub items: &'a [Arc<Item>],
+    /// The seqno of the last item; without items, the vBucket's high seqno.
+    pub last: Seqno,
+    /// The vBucket's record and its version, if it changed.
+    pub record: Option<(&'a VbRecord, u64)>,
+}
+
+/// One vBucket's part of what a sync made durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Synced {
+    pub key: Key,
+    /// Everything submitted up to here is durable.
+    pub seqno: Seqno,
+    /// So is the record of this version, if one was submitted.
+    pub record_version: Option<u64>,
+}
+
+/// Who wants to know. Called by the thread that leads, between syncs: be quick, and do not wait for the log.
+pub trait Observer: Send + Sync {
+    /// These are durable: one entry for each vBucket in the batch.
+    fn durable(&self, batch: &[Synced]);
+    /// Nothing that was submitted and not told as durable will ever be. Called once.
+    fn poisoned(&self, reason: &str);
+    /// There is room again after [`LogError::Full`].
+    fn room(&self) {}
+}
+
+/// What a turn of leading came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lead {
+    /// Nothing waits.
+    Idle,
+    /// A batch was made durable, and more has come meanwhile.
+    More,
+    /// Another thread leads; it will see all that was submitted before this call.
+    Busy,
+    /// What waits needs room: it comes from [`Log::release`], from freeing disk space, or from a segment that is being made
+    /// ready. Lead again then.
+    Full,
+    /// The log is poisoned or closed.
+    Stopped,
+}
+
+/// How full the log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pressure {
+    /// Bytes of segments that are not free, up to the last record.
+    pub bytes_in_use: u64,
+    pub bytes_max: u64,
+}
+
+impl Pressure {
+    pub fn percent(&self) -> u64 {
+        self.bytes_in_use * 100 / self.bytes_max.max(1)
+    }
+}
+
+/// A vBucket that must be filed up to `mark` before the oldest segment can be used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub key: Key,
+    pub mark: Mark,
+}
+
+/// The log of a data directory.
+///
+/// 1. What [`Observer::durable`] names outlives power loss, and will be replayed until it is released.
+/// 2. Records are durable in the order of submission; what a crash leaves is a prefix of that order.
+/// 3. At most one thread leads: it owns the [`Writer`]. Whoever submits has put its records under the queue's lock, where
+///    the leader looks last before it gives the writer back; so either the leader sees the records, or the submitter sees
+///    the writer, and wakes the driver. There is no third order.
+/// 4. After a failed sync or write nothing is written, and nothing is told as durable.
+/// 5. No lock is held across I/O. The queue's and the space's lock are never held together.
+pub struct Log {
+    env: Env,
+    dir: PathBuf,
+    options: Options,
+    log_id: u128,
+    queue: Mutex<Queue>,
+    space: Mutex<Space>,
+    observer: OnceLock<Arc<dyn Observer>>,
+    pub(crate) running: OnceLock<Running>,
+    active_bytes: AtomicU64,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Counts {
+    syncs: AtomicU64,
+    submits: AtomicU64,
+    records: AtomicU64,
+    bytes: AtomicU64,
+}
+
+struct Queue {
+    waiting: Batch,
+    /// An empty batch whose memory can be used again.
+    spare: Batch,
+    /// Gone while somebody leads.
+    writer: Option<Box<Writer>>,
+    /// What was taken last needs room. Nothing more is taken.
+    full: Option<Arc<str>>,
+    poisoned: Option<Arc<str>>,
+    closed: bool,
+}
+
+/// Why leading stops before everything is durable.
+enum Halt {
+    NoRoom(Arc<str>),
+    /// A segment is being made ready by another thread.
+    Soon,
+    Poison(Arc<str>),
+}
+
+impl From<Trouble> for Halt {
+    fn from(trouble: Trouble) -> Halt {
+        match trouble {
+            Trouble::NoRoom(why) => Halt::NoRoom(why),
+            Trouble::Poison(why) => Halt::Poison(why),
+        }
+    }
+}
+
+impl Log {
+    /// Opens the log in `dir`, or makes one. All it holds is given to `replay` in order; when this returns without error,
+    /// that is durable. On [`LogError::Damaged`] nothing that was replayed may be used.
+    ///
+    /// Whoever replays skips what its files hold already, and what belongs to no bucket it knows ([`Log::forget`] those).
+    pub fn open(
+        env: &Env,
+        dir: &Path,
+        options: Options,
+        replay: &mut dyn FnMut(Replayed),
+    ) -> Result<Arc<Log>, LogError> {
+        options.check()?;
+        let opened = recovery::open(env, dir, &options, replay)?;
+        let Opened { log_id, sealed, active, active_marks, at, tail, prev, ready, spares, next_number } = opened;
+        let mut space = Space::new(ready, spares, active.header.sequence, next_number);
+        space.files += sealed.len();
+        sealed.into_iter().for_each(|(segment, marks)| space.seal(segment, marks));
+        let life = env.rng.u64() as u32;
+        let writer = Writer::new(active, active_marks, at, tail, prev, life);
+        let queue = Queue {
+            waiting: Batch::default(),
+            spare: Batch::default(),
+            writer: Some(Box::new(writer)),
+            full: None,
+            poisoned: None,
+            closed: false,
+        };
+        Ok(Arc::new(Log {
+            env: env.clone(),
+            dir: dir.to_owned(),
+            options,
+            log_id,
+            queue: Mutex::ranked(Rank::CommitQueue, queue),
+            space: Mutex::ranked(Rank::CommitQueue, space),
+            observer: OnceLock::new(),
+            running: OnceLock::new(),
+            active_bytes: AtomicU64::new(at),
+            counts: Counts::default(),
+        }))
+    }
+
+    /// Says whom to tell. Before the first submission, and once.
+    pub fn observe(&self, observer: Arc<dyn Observer>) {
+        assert!(self.observer.set(observer).is_ok(), "a log has one observer");
+    }
+
+    /// Adds changes to what waits. Does no I/O and does not wait. All of a submission is taken, or none.
+    pub fn submit(&self, submission: &Submission<'_>) -> Result<(), LogError> {
+        let mut batch = Batch::of(submission, self.body_bytes_max())?;
+        let mut queue = self.queue.lock();
+        if let Some(reason) = &queue.poisoned {
+            return Err(LogError::Poisoned(Arc::clone(reason)));
+        }
+        if queue.closed {
+            return Err(LogError::Closed);
+        }
+        if let Some(why) = &queue.full {
+            let why = Arc::clone(why);
+            drop(queue);
+            let Pressure { bytes_in_use, bytes_max } = self.pressure();
+            return Err(LogError::Full { bytes_in_use, bytes_max, why });
+        }
+        queue.waiting.append(&mut batch);
+        let nobody_leads = queue.writer.is_some();
+        drop(queue);
+        self.counts.submits.fetch_add(1, Relaxed);
+        stats::SUBMITS.inc();
+        if nobody_leads {
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// Takes all that waits, makes it durable, tells the observer. For a thread that may block; the driver's, or one that
+    /// has submitted and has nothing better to do. Call again on [`Lead::More`].
+    pub fn lead(&self) -> Lead {
+        let mut queue = self.queue.lock();
+        if queue.poisoned.is_some() {
+            return Lead::Stopped;
+        }
+        let Some(mut writer) = queue.writer.take() else { return Lead::Busy };
+        if writer.batch.is_empty() {
+            if queue.waiting.is_empty() {
+                let is_closed = queue.closed;
+                queue.writer = Some(writer);
+                return if is_closed { Lead::Stopped } else { Lead::Idle };
+            }
+            let spare = std::mem::take(&mut queue.spare);
+            let taken = std::mem::replace(&mut queue.waiting, spare);
+            queue.spare = std::mem::replace(&mut writer.batch, taken);
+        }
+        drop(queue);
+        let halt = self.write(&mut writer).err();
+        if let Some(Halt::Poison(reason)) = &halt {
+            self.poison(reason);
+        }
+        if halt.is_none() {
+            writer.clear();
+        }
+        let mut queue = self.queue.lock();
+        if queue.poisoned.is_some() {
+            return Lead::Stopped;
+        }
+        queue.writer = Some(writer);
+        match halt {
+            None if queue.waiting.is_empty() => Lead::Idle,
+            None => Lead::More,
+            Some(Halt::NoRoom(why)) => {
+                if queue.full.replace(Arc::clone(&why)).is_none() {
+                    drop(queue);
+                    stats::FULL.inc();
+                    tracing::warn!("the commit log has no room: {why}");
+                }
+                Lead::Full
+            }
+            Some(_) => Lead::Full,
+        }
+    }
+
+    /// Writes the batch, in as many segments as it takes.
+    fn write(&self, writer: &mut Writer) -> Result<(), Halt> {
+        while !writer.is_done() {
+            let (count, bytes) = writer.fitting();
+            if count == 0 {
+                self.next_segment(writer)?;
+                continue;
+            }
+            let began = self.env.clock.monotonic();
+            let written = writer.write(count, bytes)?;
+            stats::SYNCS.record(self.env.clock.monotonic().saturating_sub(began));
+            stats::BATCH_BYTES.record(std::time::Duration::from_micros(written.bytes as u64));
+            stats::BATCH_RECORDS.record(std::time::Duration::from_micros(written.records as u64));
+            stats::BYTES.add(written.bytes as u64);
+            self.counts.syncs.fetch_add(1, Relaxed);
+            self.counts.records.fetch_add(written.records as u64, Relaxed);
+            self.counts.bytes.fetch_add(written.bytes as u64, Relaxed);
+            if let Some(observer) = self.observer.get()
+                && !written.synced.is_empty()
+            {
+                observer.durable(written.synced);
+            }
+            self.active_bytes.store(writer.at, Relaxed);
+            self.has_room();
+        }
+        Ok(())
+    }
+
+    /// What waited for room has been written: others may come again.
+    fn has_room(&self) {
+        let was_full = self.queue.lock().full.take().is_some();
+        if was_full {
+            tracing::info!("the commit log has room again");
+            if let Some(observer) = self.observer.get() {
+                observer.room();
+            }
+        }
+    }
+
+    fn next_segment(&self, writer: &mut Writer) -> Result<(), Halt> {
+        loop {
+            let mut space = self.space.lock();
+            if let Some(next) = space.ready.pop_front() {
+                space.active_sequence = next.header.sequence;
+                let (full, marks) = writer.switch(next);
+                space.seal(full, marks);
+                let wants_another = space.ready.is_empty();
+                drop(space);
+                self.active_bytes.store(writer.at, Relaxed);
+                if wants_another {
+                    self.wake_preparer();
+                }
+                return Ok(());
+            }
+            drop(space);
+            if !self.prepare()? {
+                return Err(Halt::Soon);
+            }
+            stats::PREPARED_LATE.inc();
+        }
+    }
+
+    /// Makes a segment ready to follow the active one, if there is none. The driver does this in the background; without a
+    /// driver, the leader does it when it must.
+    pub fn prepare_next(&self) -> Result<(), LogError> {
+        let prepared = self.prepare();
+        // It may wait for just this.
+        self.wake();
+        match prepared {
+            Ok(_) => Ok(()),
+            Err(Trouble::Poison(reason)) => {
+                self.poison(&reason);
+                Err(LogError::Poisoned(reason))
+            }
+            Err(Trouble::NoRoom(why)) => {
+                let Pressure { bytes_in_use, bytes_max } = self.pressure();
+                Err(LogError::Full { bytes_in_use, bytes_max, why })
+            }
+        }
+    }
+
+    /// False: another thread is at it, and wakes the leader when it is done.
+    fn prepare(&self) -> Result<bool, Trouble> {
+        let mut space = self.space.lock();
+        if space.preparing {
+            return Ok(false);
+        }
+        if !space.ready.is_empty() {
+            return Ok(true);
+        }
+        let header = SegmentHeader {
+            log_id: self.log_id,
+            sequence: space.newest + 1,
+            oldest: space.oldest_sequence(),
+            segment_bytes: self.options.segment_bytes,
+        };
+        let fits = |spare: &Segment| spare.header.segment_bytes == header.segment_bytes;
+        let spare = space.spares.iter().position(fits).map(|n| space.spares.swap_remove(n));
+        let number = space.next_number;
+        if spare.is_none() {
+            if space.files >= self.options.segments_max() {
+                let why = format!("all {} segments hold changes that are not filed", space.sealed_count() + 1);
+                return Err(Trouble::NoRoom(why.into()));
+            }
+            space.files += 1;
+            space.next_number += 1;
+        }
+        space.preparing = true;
+        drop(space);
+
+        let made = match spare {
+            Some(mut spare) => match spare.begin(&self.env, header) {
+                Ok(()) => Ok(spare),
+                Err(trouble) => Err((trouble, Some(spare))),
+            },
+            None => {
+                let path = self.dir.join(segment::file_name(number));
+                segment::create(&self.env, path, header).map_err(|trouble| (trouble, None))
+            }
+        };
+
+        let mut space = self.space.lock();
+        space.preparing = false;
+        let outcome = match made {
+            Ok(segment) => {
+                space.newest = header.sequence;
+                space.ready.push_back(segment);
+                Ok(true)
+            }
+            Err((trouble, spare)) => {
+                space.files -= usize::from(spare.is_none());
+                space.spares.extend(spare);
+                Err(trouble)
+            }
+        };
+        drop(space);
+        outcome
+    }
+
+    /// The vBucket's file holds everything up to `mark`: what it has in the log up to there is not needed. A record that was
+    /// replayed counts as version 0.
+    pub fn release(&self, key: Key, mark: Mark) {
+        if self.space.lock().release(key, mark) {
+            self.wake_if_full();
+        }
+    }
+
+    /// Nothing of this bucket is needed any more, be it in the log or yet to come.
+    pub fn forget(&self, bucket: BucketUuid) {
+        if self.space.lock().forget(bucket) {
+            self.wake_if_full();
+        }
+    }
+
+    /// The vBuckets that keep the oldest full segment from being used again, at most `max` of them. Empty: none does, or no
+    /// segment but the active one is in use.
+    pub fn needs_filing(&self, max: usize) -> Vec<Holder> {
+        let space = self.space.lock();
+        space.holders().iter().take(max).map(|(key, mark)| Holder { key: *key, mark: *mark }).collect()
+    }
+
+    pub fn pressure(&self) -> Pressure {
+        let sealed = self.space.lock().sealed_bytes();
+        let bytes_max = self.options.segments_max() as u64 * self.options.segment_bytes;
+        Pressure { bytes_in_use: sealed + self.active_bytes.load(Relaxed), bytes_max }
+    }
+
+    /// Why the log is not written any more, if so.
+    pub fn poisoned(&self) -> Option<Arc<str>> {
+        self.queue.lock().poisoned.clone()
+    }
+
+    pub fn stats(&self) -> LogStats {
+        let Pressure { bytes_in_use, bytes_max } = self.pressure();
+        let segments = self.space.lock().files as u64;
+        let queue = self.queue.lock();
+        LogStats {
+            syncs: self.counts.syncs.load(Relaxed),
+            submits: self.counts.submits.load(Relaxed),
+            records: self.counts.records.load(Relaxed),
+            bytes: self.counts.bytes.load(Relaxed),
+            waiting_bytes: queue.waiting.bytes.len() as u64,
+            segments,
+            bytes_in_use,
+            bytes_max,
+            full: queue.full.as_deref().map(str::to_owned),
+            poisoned: queue.poisoned.as_deref().map(str::to_owned),
+        }
+    }
+
+    /// The largest encoded item, with its vBucket's record, that a segment takes.
+    pub fn body_bytes_max(&self) -> usize {
+        (self.options.segment_bytes - format::DATA_AT) as usize - RECORD_HEADER_BYTES
+    }
+
+    /// Takes no more, makes durable what waits, and marks the end, so that the next start can tell a torn end from a damaged
+    /// one. Stops the driver.
+    pub fn close(&self) -> Result<(), LogError> {
+        if let Some(running) = self.running.get() {
+            running.stop();
+        }
+        {
+            let mut queue = self.queue.lock();
+            if !queue.closed && queue.poisoned.is_none() {
+                queue.closed = true;
+                queue.waiting.append(&mut Batch::close());
+            }
+        }
+        while let Lead::More = self.lead() {}
+        let queue = self.queue.lock();
+        match (&queue.poisoned, &queue.full) {
+            (Some(reason), _) => Err(LogError::Poisoned(Arc::clone(reason))),
+            (None, Some(why)) => {
+                let why = Arc::clone(why);
+                drop(queue);
+                let Pressure { bytes_in_use, bytes_max } = self.pressure();
+                Err(LogError::Full { bytes_in_use, bytes_max, why })
+            }
+            (None, None) => Ok(()),
+        }
+    }
+
+    fn poison(&self, reason: &Arc<str>) {
+        let mut queue = self.queue.lock();
+        if queue.poisoned.is_some() {
+            return;
+        }
+        queue.poisoned = Some(Arc::clone(reason));
+        let dropped = std::mem::take(&mut queue.waiting);
+        queue.writer = None;
+        drop(queue);
+        drop(dropped);
+        tracing::error!("the commit log is not written any more, restart to see what the disk holds: {reason}");
+        if let Some(observer) = self.observer.get() {
+            observer.poisoned(reason);
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(running) = self.running.get() {
+            running.wake();
+        }
+    }
+
+    /// After something that may have made room.
+    pub(crate) fn wake_if_full(&self) {
+        self.wake_preparer();
+        self.wake();
+    }
+
+    fn wake_preparer(&self) {
+        if let Some(running) = self.running.get() {
+            running.wake_preparer();
+        }
+    }
+}

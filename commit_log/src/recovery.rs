@@ -1,0 +1,340 @@
+//! Opening a log: which files are its segments, what they say, and where to go on.
+//!
+//! A power cut leaves whole segments and one torn end, never more; `scan` tells why. Everything else that does not fit is
+//! damage, and damage stops here: a log is read whole or not at all.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use changelog::VbRecord;
+use env::{Env, File, OpenMode, write_all_at};
+use types::{BucketUuid, Item, Seqno, VbId};
+
+use crate::Options;
+use crate::codec;
+use crate::error::LogError;
+use crate::format::{BLOCK_BYTES, DATA_AT, FLAG_VB_RECORD, RecordKind, SegmentHeader, Slot, seed};
+use crate::scan::{Found, Walk, record_at};
+use crate::segment::{self, Segment, Trouble};
+use crate::space::{Key, Mark, Marks};
+
+/// What one record says, in the order it was written.
+#[derive(Debug)]
+pub struct Replayed {
+    pub bucket: BucketUuid,
+    pub vb: VbId,
+    /// State and histories of the vBucket as of `last`, if they had changed.
+    pub record: Option<VbRecord>,
+    /// In seqno order. May begin before what the vBucket's file holds.
+    pub items: Vec<Item>,
+    /// The vBucket's high seqno after these items.
+    pub last: Seqno,
+}
+
+/// A log as it was left.
+pub(crate) struct Opened {
+    pub log_id: u128,
+    pub sealed: VecDeque<(Segment, Marks)>,
+    pub active: Segment,
+    pub active_marks: Marks,
+    /// Where the next record goes, and what stands before it in its block.
+    pub at: u64,
+    pub tail: Vec<u8>,
+    pub prev: u32,
+    /// Segments after the active one, without records.
+    pub ready: VecDeque<Segment>,
+    /// Segments nothing needs any more.
+    pub spares: Vec<Segment>,
+    pub next_number: u32,
+}
+
+/// A file in the log's directory.
+pub(crate) struct Candidate {
+    pub path: PathBuf,
+    pub file: Arc<dyn File>,
+    pub size: u64,
+    pub slots: [Slot; 2],
+}
+
+impl Candidate {
+    /// The newest header and its slot.
+    pub fn newest(&self) -> Option<(SegmentHeader, u8)> {
+        let valid = (0..).zip(&self.slots).filter_map(|(slot, found)| match found {
+            Slot::Valid(header) => Some((*header, slot)),
+            _ => None,
+        });
+        valid.max_by_key(|(header, _)| header.sequence)
+    }
+
+    fn damaged(&self, offset: u64, what: impl Into<String>, lost: impl Into<String>) -> LogError {
+        LogError::Damaged { path: self.path.clone(), offset, what: what.into(), lost: lost.into() }
+    }
+}
+
+/// The segment files of a directory by name, and the number after the highest.
+pub(crate) fn candidates(env: &Env, dir: &Path, mode: OpenMode) -> Result<(Vec<Candidate>, u32), LogError> {
+    let names = env.storage.list(dir).map_err(LogError::io("list", dir))?;
+    let mut found = Vec::new();
+    let mut next_number = 1;
+    for name in names {
+        let Some(number) = segment::file_number(&name) else {
+            tracing::warn!(file = name, "not a commit log segment: left alone");
+            continue;
+        };
+        next_number = next_number.max(number + 1);
+        let path = dir.join(name);
+        let file = env.storage.open(&path, mode).map_err(LogError::io("open", &path))?;
+        let (slots, size) = Segment::look(&*file).map_err(LogError::io("read", &path))?;
+        if let Some(version) = slots.iter().find_map(|slot| if let Slot::Version(v) = slot { Some(*v) } else { None }) {
+            let what = format!("written in format {version} of the commit log; this program knows format 1");
+            return Err(LogError::Damaged { path, offset: 0, what, lost: "nothing: use a newer program".into() });
+        }
+        found.push(Candidate { path, file, size, slots });
+    }
+    Ok((found, next_number))
+}
+
+/// The segments that are needed, oldest first, and those that are not.
+pub(crate) struct Chosen {
+    pub needed: Vec<(Candidate, SegmentHeader, u8)>,
+    pub surplus: Vec<Candidate>,
+}
+
+/// Sorts the files. Fails if one that is needed is missing or cannot be told.
+pub(crate) fn choose(dir: &Path, candidates: Vec<Candidate>) -> Result<Chosen, LogError> {
+    let newest = candidates.iter().filter_map(|c| c.newest()).map(|(header, _)| header).max_by_key(|h| h.sequence);
+    let Some(newest) = newest else {
+        for candidate in &candidates {
+            if !is_zero_after_header(candidate)? {
+                let what = "neither header slot can be read, in this or any other segment";
+                return Err(candidate.damaged(0, what, "all that is in the log and not yet filed"));
+            }
+        }
+        return Ok(Chosen { needed: Vec::new(), surplus: candidates });
+    };
+    let mut needed: Vec<(Candidate, SegmentHeader, u8)> = Vec::new();
+    let mut surplus = Vec::new();
+    for candidate in candidates {
+        match candidate.newest() {
+            Some((header, _)) if header.log_id != newest.log_id => {
+                let what = "belongs to another log: its log id differs from the other segments'";
+                return Err(candidate.damaged(0, what, "nothing, if it is moved to where it belongs"));
+            }
+            Some((header, slot)) if header.sequence >= newest.oldest => needed.push((candidate, header, slot)),
+            _ => surplus.push(candidate),
+        }
+    }
+    needed.sort_by_key(|(_, header, _)| header.sequence);
+    for (expected, (candidate, header, _)) in (newest.oldest..).zip(&needed) {
+        if header.sequence > expected {
+            let what = format!("segment {expected} is missing; the first after it is in this file");
+            let lost = format!("what was in segment {expected} and not yet filed; later segments cannot be used");
+            return Err(LogError::Damaged { path: dir.to_owned(), offset: 0, what, lost });
+        }
+        if header.sequence < expected {
+            return Err(candidate.damaged(0, format!("a second segment {}", header.sequence), "unknown"));
+        }
+        if candidate.size < header.segment_bytes {
+            let what = format!("the file ends there; {} bytes belong to it", header.segment_bytes);
+            return Err(candidate.damaged(candidate.size, what, "the records after this place that are not yet filed"));
+        }
+    }
+    // A header is durable before the first record is written. So a record of a segment nobody has heard of means that
+    // its header was destroyed.
+    let next = newest.sequence + 1;
+    for candidate in &surplus {
+        let mut bytes = vec![0; candidate.size as usize];
+        env::read_exact_at(&*candidate.file, &mut bytes, 0).map_err(LogError::io("read", &candidate.path))?;
+        if record_at(&bytes, seed(newest.log_id, next), DATA_AT).is_some() {
+            let what = format!("holds records of segment {next}, but no header that says so");
+            return Err(candidate.damaged(0, what, format!("what is in segment {next}, the newest")));
+        }
+    }
+    Ok(Chosen { needed, surplus })
+}
+
+fn is_zero_after_header(candidate: &Candidate) -> Result<bool, LogError> {
+    let mut bytes = vec![0; candidate.size.saturating_sub(DATA_AT) as usize];
+    env::read_exact_at(&*candidate.file, &mut bytes, DATA_AT.min(candidate.size))
+        .map_err(LogError::io("read", &candidate.path))?;
+    Ok(bytes.iter().all(|byte| *byte == 0))
+}
+
+/// What is known after reading some segments in order.
+#[derive(Default)]
+struct Reading {
+    prev: Option<u32>,
+    /// The last segment that had a record: its place among the needed ones, where it ends, where its last write began.
+    last: Option<(usize, u64, u64)>,
+}
+
+pub(crate) fn open(
+    env: &Env,
+    dir: &Path,
+    options: &Options,
+    replay: &mut dyn FnMut(Replayed),
+) -> Result<Opened, LogError> {
+    env::create_dir_durable(&*env.storage, dir).map_err(LogError::io("create directory", dir))?;
+    let (candidates, mut next_number) = candidates(env, dir, OpenMode::ReadWrite)?;
+    let Chosen { needed, surplus } = choose(dir, candidates)?;
+    let mut segments: Vec<Segment> = needed
+        .into_iter()
+        .map(|(c, header, slot)| Segment { file: c.file, durable: None, path: c.path, header, slot })
+        .collect();
+
+    let mut marks: Vec<Marks> = segments.iter().map(|_| Marks::new()).collect();
+    let (reading, mut bytes) = read_all(&segments, |n, found| {
+        if let Some(replayed) = decode(&segments[n], &found)? {
+            let key = Key { bucket: replayed.bucket, vb: replayed.vb };
+            marks[n].entry(key).or_default().rise(Mark { seqno: replayed.last, record_version: 0 });
+            replay(replayed);
+        }
+        Ok(())
+    })?;
+
+    // From here on the log is known to be whole. What was read may still be in the page cache only, and perhaps a sync of
+    // it has failed: it is written once more, so that it can be counted on.
+    let spares = keep_spares(env, options, surplus, segments.len())?;
+    let (active_at, at, batch_at) = reading.last.unwrap_or((0, DATA_AT, DATA_AT));
+    if segments.is_empty() {
+        let log_id = u128::from(env.rng.u64()) << 64 | u128::from(env.rng.u64());
+        let header = SegmentHeader { log_id, sequence: 1, oldest: 1, segment_bytes: options.segment_bytes };
+        let path = dir.join(segment::file_name(next_number));
+        next_number += 1;
+        segments.push(segment::create(env, path.clone(), header).map_err(refused(&path))?);
+        marks.push(Marks::new());
+    } else if reading.last.is_some() {
+        let active = &segments[active_at];
+        let from = batch_at / BLOCK_BYTES * BLOCK_BYTES;
+        let span = from as usize..at.next_multiple_of(BLOCK_BYTES) as usize;
+        bytes[at as usize..span.end].fill(0);
+        write_all_at(&*active.file, &bytes[span], from).map_err(LogError::io("write", &active.path))?;
+        active.file.sync().map_err(LogError::io("sync", &active.path))?;
+    }
+    for segment in segments.iter_mut().skip(active_at + usize::from(reading.last.is_some())) {
+        let path = segment.path.clone();
+        segment.renew_header().map_err(refused(&path))?;
+    }
+    env.storage.sync_dir(dir).map_err(LogError::io("sync directory", dir))?;
+    for segment in &mut segments {
+        segment.durable = env.storage.open_durable(&segment.path).unwrap_or_default();
+    }
+
+    let ready = segments.split_off(active_at + 1);
+    let active = segments.pop().expect("there is an active segment");
+    marks.truncate(active_at + 1);
+    let active_marks = marks.pop().expect("as many as segments");
+    let block_at = (at / BLOCK_BYTES * BLOCK_BYTES) as usize;
+    let tail = if reading.last.is_some() { bytes[block_at..at as usize].to_vec() } else { Vec::new() };
+    Ok(Opened {
+        log_id: active.header.log_id,
+        sealed: segments.into_iter().zip(marks).collect(),
+        active,
+        active_marks,
+        at,
+        tail,
+        prev: reading.prev.unwrap_or(0),
+        ready: ready.into(),
+        spares,
+        next_number,
+    })
+}
+
+/// Walks through all records in order. Returns where they end, and the bytes of the segment in which they do.
+fn read_all(
+    segments: &[Segment],
+    mut each: impl FnMut(usize, Found<'_>) -> Result<(), LogError>,
+) -> Result<(Reading, Vec<u8>), LogError> {
+    let mut reading = Reading::default();
+    let (mut bytes, mut last_bytes) = (Vec::new(), Vec::new());
+    for (n, segment) in segments.iter().enumerate() {
+        segment.read(&mut bytes)?;
+        let seed = segment.header.seed();
+        if let (Some((last, end, _)), Some(first)) = (reading.last, record_at(&bytes, seed, DATA_AT))
+            && reading.prev != Some(first.header.prev)
+        {
+            // The last write to a segment is durable before the first to the next begins.
+            return Err(damaged(&segments[last], end, Some(&first)));
+        }
+        let mut walk = Walk::new(&bytes, seed, reading.prev);
+        while let Some(found) = walk.next() {
+            reading.last = Some((n, walk.at, u64::from(found.header.batch_at)));
+            each(n, found)?;
+        }
+        reading.prev = walk.prev;
+        if let Some(witness) = walk.witness() {
+            return Err(damaged(segment, walk.at, Some(&witness)));
+        }
+        if reading.last.is_some_and(|(last, ..)| last == n) {
+            std::mem::swap(&mut bytes, &mut last_bytes);
+        }
+    }
+    Ok((reading, last_bytes))
+}
+
+fn damaged(segment: &Segment, at: u64, next: Option<&Found<'_>>) -> LogError {
+    let sequence = segment.header.sequence;
+    let lost = match next {
+        Some(found) => format!(
+            "records of segment {sequence} from this place on; the next that can be read, for vBucket {} seqnos {}..={}, \
+             was written after it",
+            found.header.vb, found.header.first, found.header.last
+        ),
+        None => format!("records of segment {sequence} from this place on"),
+    };
+    LogError::Damaged {
+        path: segment.path.clone(),
+        offset: at,
+        what: "this record is not what was written".into(),
+        lost,
+    }
+}
+
+fn decode(segment: &Segment, found: &Found<'_>) -> Result<Option<Replayed>, LogError> {
+    let header = &found.header;
+    let mut body = found.body;
+    let mut read = || {
+        let record = (header.flags & FLAG_VB_RECORD != 0).then(|| codec::take_vb_record(&mut body)).transpose()?;
+        let mut items = Vec::new();
+        while !body.is_empty() {
+            items.push(codec::take_item(&mut body)?);
+        }
+        Ok(Replayed { bucket: header.bucket, vb: header.vb, record, items, last: header.last })
+    };
+    match header.kind {
+        RecordKind::Close => Ok(None),
+        RecordKind::Changes => read().map(Some).map_err(|what: String| LogError::Damaged {
+            path: segment.path.clone(),
+            offset: found.at,
+            what: format!("{what}, though the checksum is right"),
+            lost: format!("vBucket {}: seqnos {}..={}", header.vb, header.first, header.last),
+        }),
+    }
+}
+
+/// Keeps those surplus files that can be used again, within bounds, and removes the others.
+fn keep_spares(env: &Env, options: &Options, surplus: Vec<Candidate>, needed: usize) -> Result<Vec<Segment>, LogError> {
+    let mut spares = Vec::new();
+    for candidate in surplus {
+        let fits = candidate.size == options.segment_bytes && needed + spares.len() < options.segments_max();
+        match candidate.newest() {
+            Some((header, slot)) if fits => {
+                let Candidate { path, file, .. } = candidate;
+                spares.push(Segment { file, durable: None, path, header, slot });
+            }
+            _ => {
+                tracing::info!(file = %candidate.path.display(), "removing a commit log file that nothing needs");
+                env.storage.remove_file(&candidate.path).map_err(LogError::io("remove", &candidate.path))?;
+            }
+        }
+    }
+    Ok(spares)
+}
+
+fn refused(path: &Path) -> impl FnOnce(Trouble) -> LogError {
+    move |trouble| {
+        let (Trouble::NoRoom(why) | Trouble::Poison(why)) = trouble;
+        LogError::io("prepare", path)(std::io::Error::other(&*why))
+    }
+}

@@ -1,0 +1,134 @@
+//! Segment files: made once by writing zeros all through, then used again and again under new headers.
+//!
+//! A file that is only allocated is slower to sync than one that grows: each first write to a block makes the file system
+//! note that the block is in use. So the zeros are really written, once in the life of the file.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use env::{Env, File, OpenMode, write_all_at};
+
+use crate::error::LogError;
+use crate::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, Slot};
+
+/// Zeros are synced each time so many bytes were written, so that the log's own syncs do not wait behind them for long.
+const ZERO_STEP_BYTES: u64 = 256 << 10;
+
+/// A segment file in its present life.
+///
+/// 1. Its header is durable. The slot not in use holds the header of the life before, if there was one: so a header torn
+///    by a power cut leaves the file what it was.
+pub(crate) struct Segment {
+    pub file: Arc<dyn File>,
+    /// The same file past the page cache, durable when written; see [`env::Storage::open_durable`].
+    pub durable: Option<Arc<dyn File>>,
+    pub path: PathBuf,
+    pub header: SegmentHeader,
+    pub slot: u8,
+}
+
+/// Why a file could not be made ready.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// It may work later.
+    NoRoom(Arc<str>),
+    /// A sync failed, or a write: what the disk holds is not known.
+    Poison(Arc<str>),
+}
+
+impl Trouble {
+    fn no_room(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Trouble {
+        move |e| Trouble::NoRoom(format!("{op} {}: {e}", path.display()).into())
+    }
+
+    fn sync(path: &Path) -> impl FnOnce(io::Error) -> Trouble {
+        move |e| Trouble::Poison(format!("sync of {} failed: {e}", path.display()).into())
+    }
+}
+
+pub(crate) fn file_name(number: u32) -> String {
+    format!("{number:08}.log")
+}
+
+/// The number in a segment file's name.
+pub(crate) fn file_number(name: &str) -> Option<u32> {
+    let digits = name.strip_suffix(".log")?;
+    (digits.len() == 8 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
+}
+
+/// Makes a new file full of zeros, durable under its name, with its first header.
+pub(crate) fn create(env: &Env, path: PathBuf, header: SegmentHeader) -> Result<Segment, Trouble> {
+    let storage = &*env.storage;
+    let file = storage.open(&path, OpenMode::CreateNew).map_err(Trouble::no_room("create", &path))?;
+    let made = fill(&*file, &path, header.segment_bytes).and_then(|()| {
+        let dir = path.parent().unwrap_or(Path::new("."));
+        storage.sync_dir(dir).map_err(Trouble::sync(dir))
+    });
+    if let Err(trouble) = made {
+        // Should it stay: without a header it is nothing, and the next start removes it.
+        let _ = storage.remove_file(&path);
+        return Err(trouble);
+    }
+    let mut segment = Segment { file, durable: None, path, header, slot: 1 };
+    segment.begin(env, header)?;
+    Ok(segment)
+}
+
+fn fill(file: &dyn File, path: &Path, bytes: u64) -> Result<(), Trouble> {
+    let zeros = vec![0; ZERO_STEP_BYTES.min(bytes) as usize];
+    let mut at = 0;
+    while at < bytes {
+        let step = zeros.len().min((bytes - at) as usize);
+        write_all_at(file, &zeros[..step], at).map_err(Trouble::no_room("write", path))?;
+        file.sync().map_err(Trouble::sync(path))?;
+        at += step as u64;
+    }
+    Ok(())
+}
+
+impl Segment {
+    /// Starts another life of the file. Its old records are none from here on.
+    pub fn begin(&mut self, env: &Env, header: SegmentHeader) -> Result<(), Trouble> {
+        self.write_header(1 - self.slot, header)?;
+        if self.durable.is_none() {
+            // Without it the log is slower, not worse.
+            self.durable = env.storage.open_durable(&self.path).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Writes the header where it is once more, for the case that the sync after the first time failed.
+    pub fn renew_header(&mut self) -> Result<(), Trouble> {
+        self.write_header(self.slot, self.header)
+    }
+
+    fn write_header(&mut self, slot: u8, header: SegmentHeader) -> Result<(), Trouble> {
+        let at = u64::from(slot) * BLOCK_BYTES;
+        write_all_at(&*self.file, &header.encode(), at).map_err(Trouble::no_room("write", &self.path))?;
+        self.file.sync().map_err(Trouble::sync(&self.path))?;
+        (self.header, self.slot) = (header, slot);
+        Ok(())
+    }
+
+    /// Looks at an existing file's header slots. The one with the higher sequence counts.
+    pub fn look(file: &dyn File) -> io::Result<([Slot; 2], u64)> {
+        let size = file.size()?;
+        let mut slots = [Slot::Blank, Slot::Blank];
+        for (slot, at) in slots.iter_mut().zip([0, BLOCK_BYTES]) {
+            let mut bytes = [0; SEGMENT_HEADER_BYTES];
+            if at + bytes.len() as u64 <= size {
+                env::read_exact_at(file, &mut bytes, at)?;
+                *slot = SegmentHeader::decode(&bytes);
+            }
+        }
+        Ok((slots, size))
+    }
+
+    /// All bytes of the segment.
+    pub fn read(&self, into: &mut Vec<u8>) -> Result<(), LogError> {
+        into.clear();
+        into.resize(self.header.segment_bytes as usize, 0);
+        env::read_exact_at(&*self.file, into, 0).map_err(LogError::io("read", &self.path))
+    }
+}
