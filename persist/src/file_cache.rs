@@ -188,6 +188,9 @@ impl Storage for WithRoom {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
         self.files.with_room(|| self.storage.open(path, mode))
     }
+    fn open_durable(&self, path: &Path) -> io::Result<Option<Arc<dyn File>>> {
+        self.files.with_room(|| self.storage.open_durable(path))
+    }
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         self.storage.create_dir_all(path)
     }

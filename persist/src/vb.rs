@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use changelog::{Changelog, Cursor};
 use couchstore::{Couch, Mode, Snapshot};
@@ -15,8 +15,9 @@ use types::{BucketUuid, Item, Seqno, VbId};
 use crate::error::StoreError;
 use crate::facts::VbFacts;
 use crate::file_cache::Place;
+use crate::logger::Records;
 use crate::names;
-use crate::queue::{Ticket, Work};
+use crate::queue::Ticket;
 use crate::shared::Shared;
 use crate::stats::BucketCounters;
 
@@ -34,6 +35,9 @@ pub(crate) struct Home {
     pub counters: BucketCounters,
     /// The bucket is being deleted: its files may be gone.
     pub gone: AtomicBool,
+    /// Changes in the commit log whose filing nobody has begun, in bytes of memory, and how many may be.
+    pub unfiled_bytes: AtomicU64,
+    pub unfiled_bytes_max: u64,
 }
 
 /// The last commit that is known to outlive power loss. Reads start at `header_at`, so what a later commit left behind
@@ -54,21 +58,33 @@ pub(crate) struct Attached {
     pub log: Arc<Changelog>,
     pub cursor: Cursor,
     pub nudge: Arc<dyn Nudge>,
-    /// Version of the log's record that the file holds; `u64::MAX`: none.
+    /// What was handed to the commit log; none without one.
+    pub log_cursor: Option<Cursor>,
+    /// Version of the changelog's record that the file holds; `u64::MAX`: none.
     pub recorded: AtomicU64,
+    pub records: Mutex<Records>,
 }
 
 pub(crate) type Done = Box<dyn FnOnce(Result<Option<Item>, StoreError>) + Send>;
 
 /// 1. One flush at a time: whoever got this from the queue, until it gives it back.
-/// 2. `committed` changes only when a commit has succeeded, before the marks say so.
-/// 3. No lock is held across I/O.
+/// 2. The marks move, and are poisoned, under the lock of `state`: whoever publishes `durable` may be another than who
+///    finds the file broken.
+/// 3. `committed` changes only when a commit has succeeded, before the marks say so.
+/// 4. No lock is held across I/O.
 pub(crate) struct Vb {
     pub id: VbId,
     pub home: Arc<Home>,
     /// Where the file cache keeps the file of the committed revision.
     pub place: Arc<Place>,
-    ticket: Ticket,
+    /// In the queue of flushes.
+    pub ticket: Ticket,
+    /// How often somebody asked for a submission to the commit log while one was under way, itself included.
+    pub asks: AtomicU32,
+    /// On the filer's list.
+    pub is_listed: AtomicBool,
+    /// This vBucket's part of [`Home::unfiled_bytes`].
+    pub unfiled_bytes: AtomicU64,
     state: Mutex<State>,
     /// Keys asked for, and who waits for them.
     pub fetches: Mutex<HashMap<Box<[u8]>, Vec<Done>>>,
@@ -83,12 +99,6 @@ struct State {
     failures: u32,
 }
 
-impl Work for Vb {
-    fn ticket(&self) -> &Ticket {
-        &self.ticket
-    }
-}
-
 impl Vb {
     pub fn new(id: VbId, home: Arc<Home>, committed: Option<Committed>, next_rev: u64) -> Vb {
         let live_rev = committed.as_ref().map_or(0, |committed| committed.rev);
@@ -99,6 +109,9 @@ impl Vb {
             home,
             place,
             ticket: Ticket::default(),
+            asks: AtomicU32::new(0),
+            is_listed: AtomicBool::new(false),
+            unfiled_bytes: AtomicU64::new(0),
             state: Mutex::ranked(Rank::FileCache, state),
             fetches: Mutex::ranked(Rank::FileCache, HashMap::new()),
         }
@@ -126,7 +139,14 @@ impl Vb {
         let now = log.read(&cursor, 0);
         let same_record = committed.is_some_and(|c| c.facts.record == *now.record);
         let recorded = AtomicU64::new(if same_record { now.record_version } else { u64::MAX });
-        let attached = Arc::new(Attached { log, cursor, nudge, recorded });
+        let logger = self.home.shared.logger().filter(|logger| logger.takes());
+        let log_cursor = logger.and_then(|_| log.cursor("commit log", high));
+        let records = match same_record {
+            true => Records::starting_at(now.record_version, now.record),
+            false => Records::default(),
+        };
+        let records = Mutex::ranked(Rank::CommitQueue, records);
+        let attached = Arc::new(Attached { log, cursor, log_cursor, nudge, recorded, records });
         let before = self.state.lock().attached.replace(attached);
         assert!(before.is_none(), "vBucket {} has a changelog already", self.id);
     }
@@ -148,6 +168,39 @@ impl Vb {
         let mut state = self.state.lock();
         state.failures += 1;
         state.failures
+    }
+
+    /// Publishes what the commit log made durable. False: the marks do not move any more.
+    pub fn publish_durable(&self, attached: &Attached, seqno: Seqno) -> bool {
+        let _state = self.state.lock();
+        let marks = &attached.log.marks;
+        let moves = marks.poisoned().is_none();
+        if moves {
+            marks.publish_durable(seqno);
+        }
+        moves
+    }
+
+    /// Publishes what the file holds, which is durable by that.
+    pub fn publish_filed(&self, attached: &Attached, seqno: Seqno) {
+        let _state = self.state.lock();
+        let marks = &attached.log.marks;
+        if marks.poisoned().is_some() {
+            return;
+        }
+        if marks.durable() < seqno {
+            marks.publish_durable(seqno);
+        }
+        marks.publish_filed(seqno);
+    }
+
+    /// Stops the marks for good, and tells.
+    pub fn poison(&self, attached: &Attached, reason: String) {
+        {
+            let _state = self.state.lock();
+            attached.log.marks.poison(reason);
+        }
+        attached.nudge.marks_moved(self.id);
     }
 
     /// Whether a flush would find something to do.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use env::sim::{self, Fate, Fault, FaultPlan, Op, Rule, Sim};
 use persist::{Options, StoreError, Verdict};
-use rig::{History, MODES, Mode, Node, Seed, assert_holds, assert_node_holds, work_on};
+use rig::{FILE_MODES, History, MODES, Mode, Node, Seed, assert_holds, assert_node_holds, work_on};
 use types::{KeyBuf, Kind, VbId};
 
 const EIO: i32 = 5;
@@ -45,7 +45,7 @@ fn read(node: &Node, key: &str) -> Option<Vec<u8>> {
 /// failed commit; a restart finds the acknowledged state or the one in flight.
 #[test]
 fn a_failed_sync_poisons_its_vbucket_and_shows_nothing() {
-    for (nth, mode) in [0, 1].into_iter().flat_map(|nth| MODES.map(|mode| (nth, mode))) {
+    for (nth, mode) in [0, 1].into_iter().flat_map(|nth| FILE_MODES.map(|mode| (nth, mode))) {
         for fate in [Fate::LoseUnsynced, Fate::KeepUnsynced, Fate::Seeded(nth)] {
             let (mut sim, node, mut history) = flushed_under(mode, FaultPlan::new().fail_nth(Op::Sync, nth, EIO));
             let nudges = node.nudges();
@@ -114,12 +114,12 @@ fn a_flush_that_fails_is_tried_again_until_everything_is_there() {
             let _seed = Seed(seed);
             let mode = MODES[seed as usize % MODES.len()];
             let (mut sim, node) = started(seed, mode);
-            let rule = Rule::new(op, Fault::Errno(errno)).nth(seed).times(1 + seed % 4);
+            let rule = Rule::new(op, Fault::Errno(errno)).path(".couch").nth(seed).times(1 + seed % 4);
             sim.storage.arm(FaultPlan::new().rule(rule));
             let mut history = History { mode, bucket_made: true, ..History::default() };
             work_on(&node, seed, 30, &mut history);
             node.stepper.advance(Duration::from_secs(60));
-            assert_eq!(node.bucket.pending(), 0, "{op:?}: {:?}", node.bucket.stats());
+            assert_eq!(node.bucket.pending(), 0, "{op:?} {mode:?}: {:?}", node.bucket.stats());
             for vb in 0..rig::VBS {
                 assert!(node.poisoned(vb).is_none(), "{op:?}");
                 history.durable.insert(vb, node.durable(vb));

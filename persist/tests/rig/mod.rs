@@ -12,7 +12,7 @@ use couchstore::kv::CollectionStats;
 use couchstore::{Couch, check};
 use env::sim::SimClock;
 use env::{Env, OpenMode};
-use persist::{BucketSpec, BucketStore, Nudge, Options, Store, StoreError, Urgency, WarmUp};
+use persist::{BucketSpec, BucketStore, LogDriver, LogOptions, Nudge, Options, Store, StoreError, Urgency, WarmUp};
 use scheduler::{Order, Stepper};
 use types::{
     BucketUuid, Cas, CollectionId, Datatype, DeleteSource, Item, KeyBuf, Kind, Level, Meta, RevSeqno, Seqno, VbId,
@@ -53,18 +53,39 @@ pub enum Mode {
     Kept,
     /// Files are kept open, but too few for all vBuckets.
     Evicting,
+    /// Changes go to the commit log, and to the files when the store opens again or stops.
+    Logged,
+    /// The same with a log so small that files are written all the time to make room in it.
+    Recycling,
 }
 
-pub const MODES: [Mode; 3] = [Mode::Direct, Mode::Kept, Mode::Evicting];
+pub const MODES: [Mode; 5] = [Mode::Direct, Mode::Kept, Mode::Evicting, Mode::Logged, Mode::Recycling];
+/// Those in which a commit of the file is what makes a change durable.
+pub const FILE_MODES: [Mode; 3] = [Mode::Direct, Mode::Kept, Mode::Evicting];
+pub const LOG_MODES: [Mode; 2] = [Mode::Logged, Mode::Recycling];
 
 impl Mode {
     pub fn options(self) -> Options {
         let files_max = match self {
             Mode::Direct => 0,
-            Mode::Kept => 1024,
-            Mode::Evicting => 2,
+            Mode::Kept | Mode::Logged => 1024,
+            Mode::Evicting | Mode::Recycling => 2,
         };
-        Options { files_max, ..Options::default() }
+        let commit_log = self.is_logged().then(|| LogOptions {
+            segment_bytes: 16 << 10,
+            bytes_max: 48 << 10,
+            driver: LogDriver::Task,
+            ..LogOptions::default()
+        });
+        Options { files_max, commit_log, ..Options::default() }
+    }
+
+    pub fn is_logged(self) -> bool {
+        matches!(self, Mode::Logged | Mode::Recycling)
+    }
+
+    fn value_bytes_max(self) -> u64 {
+        if self == Mode::Recycling { 4000 } else { 40 }
     }
 }
 
@@ -133,11 +154,17 @@ impl Node {
         self.stepper.run_until_idle();
     }
 
-    /// The mark, and that it agrees with its twin and was told of.
+    /// The mark, and that it agrees with its twin.
     pub fn durable(&self, vb: u16) -> u64 {
         let marks = &self.logs[usize::from(vb)].marks;
-        assert_eq!(marks.durable(), marks.filed());
+        assert!(marks.durable() == marks.filed() || self.store.log_stats().is_some());
         marks.durable().0
+    }
+
+    /// Brings what is durable to the files, now and from here on.
+    pub fn file_all(&self) {
+        self.store.start_drain();
+        self.run();
     }
 
     pub fn poisoned(&self, vb: u16) -> Option<&str> {
@@ -237,6 +264,7 @@ pub fn assert_holds(env: &Env, history: &History) -> Node {
         let item = node.set(vb, "later", b"still works");
         node.run();
         assert_eq!(node.durable(vb), item.meta.seqno.0, "vb {vb} goes on");
+        node.file_all();
         let fetched = node.bucket.fetch_now(VbId(vb), item.key()).unwrap().expect("just written");
         assert_eq!(fetched.value(), b"still works");
     }
@@ -314,7 +342,8 @@ pub fn work_on(node: &Node, seed: u64, rounds: u64, history: &mut History) {
     for round in 0..rounds {
         let vb = dice.below(u64::from(VBS)) as u16;
         let key = format!("k{}", dice.below(6));
-        let value = format!("{round}-{}", "x".repeat(dice.below(40) as usize)).into_bytes();
+        let filler = "x".repeat(dice.below(history.mode.value_bytes_max()) as usize);
+        let value = format!("{round}-{filler}").into_bytes();
         let pending = prepared.get(&(vb, key.clone())).cloned();
         let item = match (dice.below(10), pending) {
             (0..5, Some((seqno, value))) => {
