@@ -51,6 +51,11 @@ impl Connection {
         !self.free.is_empty()
     }
 
+    /// The ticket of the next request.
+    pub fn next_ticket(&self) -> u32 {
+        *self.free.last().expect("the caller has seen room")
+    }
+
     /// Requests under way.
     pub fn under_way(&self) -> impl Iterator<Item = UnderWay> {
         self.tickets.iter().copied().flatten()

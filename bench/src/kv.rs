@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::load::{self, Load, Until, Watch};
 use crate::process;
-use crate::target::{Identity, Kind, Target, parse_level};
+use crate::target::{Durability, Identity, Kind, Target};
 use crate::workload::{Order, Workload};
 use crate::{machine, report};
 
@@ -19,8 +19,8 @@ const PROBE_SYNCS: usize = 500;
 #[derive(Args, Debug)]
 pub struct Kv {
     /// Whom to drive: couchbase://HOST:PORT/BUCKET, memcached://, memcached+binary://, redis://, etcd:// or postgres://
-    #[arg(long, value_name = "URL", default_value = "couchbase://127.0.0.1:11210/default")]
-    target: String,
+    #[arg(long, value_name = "URL", default_value = "couchbase://127.0.0.1:11210/default", value_parser = Target::parse)]
+    target: Target,
     /// Connections
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     clients: u32,
@@ -40,20 +40,20 @@ pub struct Kv {
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000_000))]
     keys: u64,
     /// Of writes to a couchbase:// target: none, majority, majorityAndPersistActive or persistToMajority
-    #[arg(long, default_value = "none")]
-    durability: String,
+    #[arg(long, value_name = "LEVEL", default_value = "none", value_parser = Durability::parse)]
+    durability: Durability,
     /// Stop after this many operations
     #[arg(long, conflicts_with = "seconds", value_parser = clap::value_parser!(u64).range(1..))]
     ops: Option<u64>,
     /// Stop after this many seconds [default: 10]
-    #[arg(long)]
-    seconds: Option<f64>,
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<Duration>,
     /// Operations a second, begun at fixed moments whether or not earlier ones are answered; latency counts from those
-    #[arg(long)]
+    #[arg(long, value_name = "PER_SECOND", value_parser = rate)]
     rate: Option<f64>,
     /// Seconds before measuring begins
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
-    warmup: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    warmup: Duration,
     /// Store every key once first, so that reads find something
     #[arg(long)]
     preload: bool,
@@ -79,14 +79,7 @@ pub struct Kv {
 
 impl Kv {
     fn load(&self) -> Result<Load> {
-        let time = |name: &str, seconds: f64| match Duration::try_from_secs_f64(seconds) {
-            Ok(time) if time <= Duration::from_secs(86_400) => Ok(time),
-            _ => bail!("--{name} {seconds}: a number of seconds from 0 to 86400"),
-        };
-        if self.rate.is_some_and(|rate| !(rate >= 0.001 && rate <= 1e8)) {
-            bail!("--rate: operations a second, from 0.001 to 100000000");
-        }
-        let until = match (self.ops, time("seconds", self.seconds.unwrap_or(10.0))?) {
+        let until = match (self.ops, self.seconds.unwrap_or(Duration::from_secs(10))) {
             (Some(ops), _) => Until::Ops(ops),
             (None, time) if time.is_zero() => bail!("--seconds 0 measures nothing"),
             (None, time) => Until::For(time),
@@ -101,15 +94,15 @@ impl Kv {
             clients: self.clients,
             depth: self.depth,
             threads: self.threads,
-            warmup: time("warmup", self.warmup)?,
+            warmup: self.warmup,
             until,
             rate: self.rate,
             seed: self.seed,
         })
     }
 
-    fn identity(&self, target: &Target) -> Result<Identity> {
-        if target.kind != Kind::Couchbase {
+    fn identity(&self) -> Result<Identity> {
+        if self.target.kind != Kind::Couchbase {
             return Ok(Identity { user: self.user.clone().unwrap_or_default(), ..Identity::default() });
         }
         let user = self.user.clone().unwrap_or_else(|| "Administrator".to_owned());
@@ -134,28 +127,26 @@ impl Kv {
 
     pub fn run(&self, stop: &AtomicBool) -> Result<()> {
         let load = self.load()?;
-        let target = Target::parse(&self.target)?;
-        let level = parse_level(&self.durability)?;
+        let target = &self.target;
         // The disk is the server's only if the directory says so; otherwise the probe is of the disk of temporary files.
         let scratch = machine::scratch(self.data_dir.parent().filter(|_| self.data_dir.is_dir()))?;
         let fdatasync = machine::probe_sync(scratch.path(), PROBE_SYNCS)?;
         if let Err(error) = env::os::raise_fd_limit() {
             eprintln!("cannot raise the limit of open files: {error}");
         }
-        let dialect = target.prepare(&self.identity(&target)?, level)?;
+        let dialect = target.prepare(&self.identity()?, self.durability.level())?;
         if self.preload {
-            let filled =
-                load::run(&target, &dialect, &preload(&load), &Watch { stop, server_cpu: &|| None, live: true });
+            let filled = load::run(target, &dialect, &preload(&load), &Watch { stop, usage: &|| None, live: true });
             let filled = filled.context("while filling the store")?;
             if filled.tally.error_count() > 0 {
                 bail!("filling the store failed: {:?}", filled.tally.errors);
             }
         }
         let pid = target.socket_address().ok().and_then(process::listening_on);
-        let server_cpu = || pid.and_then(process::cpu_of_family);
-        let outcome = load::run(&target, &dialect, &load, &Watch { stop, server_cpu: &server_cpu, live: true })?;
+        let usage = || pid.and_then(process::usage_of_family);
+        let outcome = load::run(target, &dialect, &load, &Watch { stop, usage: &usage, live: true })?;
 
-        let what = self.describe(&target);
+        let what = self.describe();
         let row = report::row(&target.to_string(), self.clients, &outcome);
         if self.json {
             let machine = machine::describe(scratch.path());
@@ -165,11 +156,17 @@ impl Kv {
         report::print(&report::story(&what, &row, &outcome))
     }
 
-    fn describe(&self, target: &Target) -> String {
+    fn describe(&self) -> String {
         let loop_kind = self.rate.map_or_else(|| "closed loop".to_owned(), |rate| format!("open loop, {rate} ops/s"));
         format!(
-            "{target}: {} clients, depth {}, {} B values, {} keys, {} % SET, durability {}, {loop_kind}",
-            self.clients, self.depth, self.value_size, self.keys, self.set_pct, self.durability
+            "{}: {} clients, depth {}, {} B values, {} keys, {} % SET, durability {}, {loop_kind}",
+            self.target,
+            self.clients,
+            self.depth,
+            self.value_size,
+            self.keys,
+            self.set_pct,
+            self.durability.name()
         )
     }
 }
@@ -185,4 +182,15 @@ pub fn preload(load: &Load) -> Load {
         rate: None,
         ..load.clone()
     }
+}
+
+/// What an option in seconds may say.
+pub fn seconds(text: &str) -> Result<Duration> {
+    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.filter(|time| *time <= Duration::from_secs(86_400)).context("a number of seconds from 0 to 86400")
+}
+
+fn rate(text: &str) -> Result<f64> {
+    let rate = text.parse().ok().filter(|rate| (0.001..=1e8).contains(rate));
+    rate.context("operations a second, from 0.001 to 100000000")
 }

@@ -12,16 +12,20 @@
 
 #![forbid(unsafe_code)]
 
+mod churn;
 mod connection;
+mod experiment;
 mod kv;
 pub mod load;
 mod machine;
 mod pace;
-mod process;
+pub mod process;
 mod progress;
 pub mod protocol;
 mod report;
-mod tally;
+mod servers;
+mod slots;
+pub mod tally;
 pub mod target;
 pub mod workload;
 
@@ -34,6 +38,9 @@ use clap::Subcommand;
 pub enum Command {
     /// Put load on one server: this one, memcached, redis, etcd or postgres
     Kv(kv::Kv),
+    /// Run a whole side-by-side story and print a table
+    #[command(subcommand)]
+    Experiment(experiment::Experiment),
 }
 
 /// Runs to the end, or until SIGINT or SIGTERM.
@@ -47,5 +54,6 @@ pub fn run(command: &Command) -> anyhow::Result<()> {
     }
     match command {
         Command::Kv(kv) => kv.run(&stop),
+        Command::Experiment(experiment) => experiment.run(&stop),
     }
 }

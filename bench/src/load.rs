@@ -21,6 +21,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use crate::connection::{Connection, Read1, UnderWay};
 use crate::pace::Pace;
+use crate::process::Usage;
 use crate::progress::Progress;
 use crate::protocol::{Action, Answer};
 use crate::tally::Tally;
@@ -57,8 +58,8 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// Processor time of this process meanwhile.
     pub client_cpu: Duration,
-    /// Processor time of the server's processes, if they could be watched.
-    pub server_cpu: Option<Duration>,
+    /// What the server's processes used meanwhile, if they could be watched.
+    pub server: Option<Usage>,
     /// The run was cut short by a signal.
     pub interrupted: bool,
 }
@@ -73,8 +74,8 @@ impl Outcome {
 pub struct Watch<'a> {
     /// Set by a signal: the run ends early.
     pub stop: &'a AtomicBool,
-    /// Processor time used by the server so far.
-    pub server_cpu: &'a dyn Fn() -> Option<Duration>,
+    /// What the server has used so far.
+    pub usage: &'a dyn Fn() -> Option<Usage>,
     /// Prints a line a second.
     pub live: bool,
 }
@@ -155,9 +156,9 @@ pub fn run(target: &Target, dialect: &Dialect, load: &Load, watch: &Watch<'_>) -
         }
     };
     sleep_to(measure_from);
-    let cpu_before = (env::os::cpu_time()?, (watch.server_cpu)());
+    let before = (env::os::cpu_time()?, (watch.usage)());
     let mut progress = Progress::new(watch.live, load.until, shared.epoch.elapsed());
-    let mut cpu_after = None;
+    let mut after = None;
     while !finished() {
         if watch.stop.load(Relaxed) {
             shared.stop.store(true, Relaxed);
@@ -165,9 +166,9 @@ pub fn run(target: &Target, dialect: &Dialect, load: &Load, watch: &Watch<'_>) -
         let now = shared.epoch.elapsed();
         if let Until::For(time) = load.until
             && now >= measure_from + time
-            && cpu_after.is_none()
+            && after.is_none()
         {
-            cpu_after = Some((env::os::cpu_time()?, (watch.server_cpu)()));
+            after = Some((env::os::cpu_time()?, (watch.usage)()));
         }
         progress.show(now, shared.ops.load(Relaxed), shared.errors.load(Relaxed), &shared.timings);
         let end = Duration::from_nanos(shared.stop_at_ns.load(Relaxed));
@@ -175,9 +176,9 @@ pub fn run(target: &Target, dialect: &Dialect, load: &Load, watch: &Watch<'_>) -
         thread::sleep(next.saturating_sub(now).max(Duration::from_millis(1)));
     }
     progress.end();
-    let cpu_after = match cpu_after {
+    let after = match after {
         Some(taken) => taken,
-        None => (env::os::cpu_time()?, (watch.server_cpu)()),
+        None => (env::os::cpu_time()?, (watch.usage)()),
     };
 
     let mut tally = Tally::default();
@@ -189,8 +190,8 @@ pub fn run(target: &Target, dialect: &Dialect, load: &Load, watch: &Watch<'_>) -
         Until::For(time) if !interrupted => time,
         _ => Duration::from_nanos(tally.last_ns).saturating_sub(measure_from),
     };
-    let server_cpu = cpu_before.1.zip(cpu_after.1).map(|(before, after)| after.saturating_sub(before));
-    Ok(Outcome { tally, elapsed, client_cpu: cpu_after.0.saturating_sub(cpu_before.0), server_cpu, interrupted })
+    let server = before.1.zip(after.1).map(|(before, after)| after.since(&before));
+    Ok(Outcome { tally, elapsed, client_cpu: after.0.saturating_sub(before.0), server, interrupted })
 }
 
 fn open(target: &Target, dialect: &Dialect, depth: u32) -> Result<Connection> {
@@ -223,6 +224,7 @@ struct Loop {
     fixed: bool,
     lane: u64,
     lanes: u64,
+    depth: u64,
     alive: usize,
     first_failure: Option<anyhow::Error>,
 }
@@ -234,6 +236,7 @@ impl Loop {
         for (n, connection) in connections.iter_mut().enumerate() {
             poll.registry().register(&mut connection.stream, Token(n), Interest::READABLE | Interest::WRITABLE)?;
         }
+        let places = u64::from(load.clients) * u64::from(load.depth);
         let quota = match load.until {
             Until::Ops(ops) => ops / lanes + u64::from(lane < ops % lanes),
             Until::For(_) => u64::MAX,
@@ -244,7 +247,7 @@ impl Loop {
             idle: (0..connections.len()).flat_map(|n| std::iter::repeat_n(n, load.depth as usize)).collect(),
             connections: connections.into_iter().map(Some).collect(),
             shared: shared.clone(),
-            picker: Picker::new(load.workload.clone(), lane, lanes, load.seed ^ (lane << 32)),
+            picker: Picker::new(load.workload.clone(), lane, lanes, places, load.seed ^ (lane << 32)),
             pace: None,
             quota,
             under_way: 0,
@@ -255,6 +258,7 @@ impl Loop {
             fixed: quota != u64::MAX,
             lane,
             lanes,
+            depth: u64::from(load.depth),
             first_failure: None,
         })
     }
@@ -380,7 +384,7 @@ impl Loop {
     fn begin(&mut self, n: usize, now: u64) {
         let Some(mut connection) = self.connections[n].take() else { return };
         while connection.has_room() && !self.is_over(now) {
-            self.push(&mut connection, now, now);
+            self.push(n, &mut connection, now, now);
         }
         match connection.flush() {
             Ok(()) => self.connections[n] = Some(connection),
@@ -407,7 +411,7 @@ impl Loop {
                 self.tally.sent_late.record(now - intended);
             }
             self.idle.pop_front();
-            self.push(&mut connection, intended, now);
+            self.push(n, &mut connection, intended, now);
             match connection.flush() {
                 Ok(()) => self.connections[n] = Some(connection),
                 Err(error) => self.lose(connection, error.into()),
@@ -415,12 +419,13 @@ impl Loop {
         }
     }
 
-    fn push(&mut self, connection: &mut Connection, began_ns: u64, now: u64) {
+    fn push(&mut self, n: usize, connection: &mut Connection, began_ns: u64, now: u64) {
         let counted = self.fixed && now >= self.measure_from_ns;
         if counted {
             self.quota -= 1;
         }
-        let (key, value) = self.picker.pick();
+        let place = (self.lane + n as u64 * self.lanes) * self.depth + u64::from(connection.next_ticket());
+        let (key, value) = self.picker.pick(place);
         let action = value.map_or(Action::Get, Action::Set);
         connection.push(key, action, UnderWay { began_ns, counted });
         self.under_way += 1;

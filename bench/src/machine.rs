@@ -32,13 +32,23 @@ pub fn describe(dir: &Path) -> Value {
     })
 }
 
-/// The type of the file system that holds `dir`.
-pub fn file_system(dir: &Path) -> Option<String> {
+/// The device that holds `dir`, as the kernel prints it: `major:minor`.
+fn device(dir: &Path) -> Option<String> {
     let device = fs::metadata(dir).ok()?.dev();
-    // Major and minor as the kernel prints them.
     let (major, minor) =
         (((device >> 8) & 0xfff) | ((device >> 32) & !0xfff), (device & 0xff) | ((device >> 12) & !0xff));
-    let device = format!("{major}:{minor}");
+    Some(format!("{major}:{minor}"))
+}
+
+/// How often the cache of the disk under `dir` was flushed since the machine started, by anybody.
+pub fn flushes(dir: &Path) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/sys/dev/block/{}/stat", device(dir)?)).ok()?;
+    stat.split_ascii_whitespace().nth(15)?.parse().ok()
+}
+
+/// The type of the file system that holds `dir`.
+pub fn file_system(dir: &Path) -> Option<String> {
+    let device = device(dir)?;
     fs::read_to_string("/proc/self/mountinfo").ok()?.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
         (left.split(' ').nth(2)? == device).then(|| right.split(' ').next().unwrap_or_default().to_owned())

@@ -8,8 +8,29 @@ use std::time::Duration;
 /// Clock ticks a second in what `/proc` tells; part of the kernel's interface.
 const TICKS_PER_S: u64 = 100;
 
-/// Processor time of a process and all its descendants so far. `None`: it is gone, or not ours to see.
-pub fn cpu_of_family(pid: u32) -> Option<Duration> {
+/// What a server has used so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub cpu: Duration,
+    /// Bytes it caused to be written to disks; `None`: not ours to see.
+    pub written_bytes: Option<u64>,
+    /// Flushes of the disk's cache, by anybody on this machine; `None`: the disk does not tell.
+    pub flushes: Option<u64>,
+}
+
+impl Usage {
+    pub fn since(&self, before: &Usage) -> Usage {
+        let less = |now: Option<u64>, then: Option<u64>| now.zip(then).map(|(now, then)| now.saturating_sub(then));
+        Usage {
+            cpu: self.cpu.saturating_sub(before.cpu),
+            written_bytes: less(self.written_bytes, before.written_bytes),
+            flushes: less(self.flushes, before.flushes),
+        }
+    }
+}
+
+/// What a process and all its descendants have used. `None`: it is gone, or not ours to see.
+pub fn usage_of_family(pid: u32) -> Option<Usage> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     let mut ticks: HashMap<u32, u64> = HashMap::new();
     for entry in fs::read_dir("/proc").ok()?.flatten() {
@@ -22,12 +43,20 @@ pub fn cpu_of_family(pid: u32) -> Option<Duration> {
     }
     ticks.get(&pid)?;
     let mut family = vec![pid];
-    let mut sum = 0;
+    let (mut sum, mut written_bytes) = (0, None);
     while let Some(member) = family.pop() {
         sum += ticks.get(&member).copied().unwrap_or(0);
+        let io = fs::read_to_string(format!("/proc/{member}/io")).ok();
+        if let Some(bytes) = io.as_deref().and_then(parse_written) {
+            written_bytes = Some(written_bytes.unwrap_or(0) + bytes);
+        }
         family.extend(children.remove(&member).unwrap_or_default());
     }
-    Some(Duration::from_millis(sum * 1000 / TICKS_PER_S))
+    Some(Usage { cpu: Duration::from_millis(sum * 1000 / TICKS_PER_S), written_bytes, flushes: None })
+}
+
+fn parse_written(io: &str) -> Option<u64> {
+    io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok())
 }
 
 struct Stat {
@@ -84,10 +113,15 @@ mod tests {
     }
 
     #[test]
+    fn written_bytes_are_not_taken_for_cancelled_ones() {
+        assert_eq!(parse_written("wchar: 1\nwrite_bytes: 4096\ncancelled_write_bytes: 7\n"), Some(4096));
+    }
+
+    #[test]
     fn our_own_listener_and_processor_time_are_found() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert_eq!(listening_on(listener.local_addr().unwrap()), Some(std::process::id()));
-        assert!(cpu_of_family(std::process::id()).is_some());
-        assert!(cpu_of_family(u32::MAX).is_none());
+        assert!(usage_of_family(std::process::id()).is_some_and(|usage| usage.written_bytes.is_some()));
+        assert!(usage_of_family(u32::MAX).is_none());
     }
 }

@@ -12,7 +12,7 @@ use crate::tally::{Latencies, show_us, tenths};
 pub type Row = Map<String, Value>;
 
 /// A row of a load. `ops` are those answered without an error; `cpu_us_per_op` is the server's processor time and
-/// `client_cpu_us_per_op` ours.
+/// `client_cpu_us_per_op` ours. `disk_flushes_per_s` counts those of the whole machine.
 pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
     let tally = &outcome.tally;
     let mut row = Row::new();
@@ -24,8 +24,15 @@ pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
     row.insert("elapsed_s".into(), json!((outcome.elapsed.as_secs_f64() * 1e3).round() / 1e3));
     if tally.ops > 0 {
         let per_op = |cpu: std::time::Duration| json!((cpu.as_secs_f64() * 1e8 / tally.ops as f64).round() / 100.0);
-        if let Some(cpu) = outcome.server_cpu {
-            row.insert("cpu_us_per_op".into(), per_op(cpu));
+        if let Some(used) = outcome.server {
+            row.insert("cpu_us_per_op".into(), per_op(used.cpu));
+            if let Some(bytes) = used.written_bytes {
+                row.insert("written_bytes_per_op".into(), json!(tenths(bytes as f64 / tally.ops as f64)));
+            }
+            if let Some(flushes) = used.flushes {
+                let per_s = flushes as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
+                row.insert("disk_flushes_per_s".into(), json!(tenths(per_s)));
+            }
         }
         row.insert("client_cpu_us_per_op".into(), per_op(outcome.client_cpu));
     }
@@ -144,6 +151,8 @@ pub const LOAD_COLUMNS: &[Column] = &[
     Column("p99.99", "p9999_us", us),
     Column("max", "max_us", us),
     Column("cpu/op", "cpu_us_per_op", us),
+    Column("written/op", "written_bytes_per_op", whole),
+    Column("flushes/s", "disk_flushes_per_s", whole),
     Column("errors", "errors", whole),
 ];
 
@@ -170,6 +179,9 @@ pub fn table(rows: &[Row], columns: &[Column]) -> String {
     for row in rows {
         if let Some(reason) = row.get("skipped").and_then(Value::as_str) {
             out += &format!("{}: skipped, {reason}\n", name(row));
+        }
+        if let Some(note) = row.get("note").and_then(Value::as_str) {
+            out += &format!("{}: {note}\n", name(row));
         }
     }
     out

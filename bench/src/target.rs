@@ -156,18 +156,35 @@ impl Dialect {
     }
 }
 
-/// What `--durability` may say.
-///
-/// # Errors
-/// The text is none of the levels.
-pub fn parse_level(text: &str) -> Result<Option<Level>> {
-    Ok(match text.to_ascii_lowercase().as_str() {
-        "none" => None,
-        "majority" => Some(Level::Majority),
-        "majorityandpersistactive" | "majorityandpersisttoactive" => Some(Level::MajorityAndPersistActive),
-        "persisttomajority" => Some(Level::PersistMajority),
-        _ => bail!("{text:?} is none of none, majority, majorityAndPersistActive, persistToMajority"),
-    })
+/// What `--durability` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Durability(Option<Level>);
+
+impl Durability {
+    /// # Errors
+    /// The text is none of the levels.
+    pub fn parse(text: &str) -> Result<Durability> {
+        Ok(Durability(match text.to_ascii_lowercase().as_str() {
+            "none" => None,
+            "majority" => Some(Level::Majority),
+            "majorityandpersistactive" | "majorityandpersisttoactive" => Some(Level::MajorityAndPersistActive),
+            "persisttomajority" => Some(Level::PersistMajority),
+            _ => bail!("{text:?} is none of none, majority, majorityAndPersistActive, persistToMajority"),
+        }))
+    }
+
+    pub fn level(self) -> Option<Level> {
+        self.0
+    }
+
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            None => "none",
+            Some(Level::Majority) => "majority",
+            Some(Level::MajorityAndPersistActive) => "majorityAndPersistActive",
+            Some(Level::PersistMajority) => "persistToMajority",
+        }
+    }
 }
 
 #[cfg(test)]
@@ -193,9 +210,11 @@ mod tests {
 
     #[test]
     fn levels_are_spelt_as_clients_spell_them() {
-        assert_eq!(parse_level("persistToMajority").unwrap(), Some(Level::PersistMajority));
-        assert_eq!(parse_level("majorityAndPersistToActive").unwrap(), Some(Level::MajorityAndPersistActive));
-        assert_eq!(parse_level("none").unwrap(), None);
-        assert!(parse_level("all").is_err());
+        let level = |text| Durability::parse(text).unwrap().level();
+        assert_eq!(level("persistToMajority"), Some(Level::PersistMajority));
+        assert_eq!(level("majorityAndPersistToActive"), Some(Level::MajorityAndPersistActive));
+        assert_eq!(level("none"), None);
+        assert_eq!(Durability::parse("MAJORITY").unwrap().name(), "majority");
+        assert!(Durability::parse("all").is_err());
     }
 }

@@ -13,7 +13,8 @@ pub struct Workload {
 /// In which order keys come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Each as likely as every other.
+    /// Each as likely as every other; but requests that are under way together never meet on a key, where there are keys
+    /// enough, as some servers refuse a second durable write of a key while the first is under way.
     Random,
     /// One after the other, each once a round: to fill a store.
     Sequential,
@@ -22,13 +23,16 @@ pub enum Order {
 /// One thread's share of a workload.
 ///
 /// 1. Two pickers with different `lane` of the same `lanes` never pick the same key in sequential order.
-/// 2. What is picked depends on the seed only, not on time.
+/// 2. In random order, different `places` never get the same key.
+/// 3. What is picked depends on the seed only, not on time.
 pub struct Picker {
     workload: Workload,
     dice: Dice,
     /// The next key of a sequential order, and the step to the one after.
     next: u64,
     step: u64,
+    /// How many requests may be under way, on all threads.
+    places: u64,
     /// Longer than a value, so that values differ by where they start.
     pool: Vec<u8>,
     key: Vec<u8>,
@@ -38,18 +42,22 @@ pub struct Picker {
 const OFFSETS: u64 = 4096;
 
 impl Picker {
-    pub fn new(workload: Workload, lane: u64, lanes: u64, seed: u64) -> Picker {
+    /// `places`: how many requests may be under way together, on all threads.
+    pub fn new(workload: Workload, lane: u64, lanes: u64, places: u64, seed: u64) -> Picker {
         let mut dice = Dice(seed);
         // Printable, and not compressible: servers that compress gain nothing.
         const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         let pool = (0..workload.value_bytes as u64 + OFFSETS).map(|_| ALPHABET[dice.below(64) as usize]).collect();
-        Picker { workload, dice, next: lane, step: lanes, pool, key: Vec::new() }
+        // Too few keys to go round: then they are shared.
+        let places = if places > workload.keys { 1 } else { places };
+        Picker { workload, dice, next: lane, step: lanes, places, pool, key: Vec::new() }
     }
 
-    /// The next operation: a key, and the value to store under it or `None` to read it.
-    pub fn pick(&mut self) -> (&[u8], Option<&[u8]>) {
+    /// The next operation of one of the `places`: a key, and the value to store under it or `None` to read it.
+    pub fn pick(&mut self, place: u64) -> (&[u8], Option<&[u8]>) {
         let n = match self.workload.order {
-            Order::Random => self.dice.below(self.workload.keys),
+            // Up to `places` keys at the end are nobody's.
+            Order::Random => place % self.places + self.places * self.dice.below(self.workload.keys / self.places),
             Order::Sequential => {
                 let n = self.next % self.workload.keys;
                 self.next += self.step;
@@ -107,9 +115,9 @@ mod tests {
     fn lanes_in_sequence_touch_every_key_once() {
         let mut seen = Vec::new();
         for lane in 0..3 {
-            let mut picker = Picker::new(workload(100, Order::Sequential), lane, 3, lane);
+            let mut picker = Picker::new(workload(100, Order::Sequential), lane, 3, 8, lane);
             let count = (100 - lane).div_ceil(3);
-            seen.extend((0..count).map(|_| picker.pick().0.to_vec()));
+            seen.extend((0..count).map(|_| picker.pick(0).0.to_vec()));
         }
         seen.sort();
         seen.dedup();
@@ -120,16 +128,26 @@ mod tests {
     #[test]
     fn the_share_of_stores_is_as_asked() {
         for (pct, least, most) in [(0, 0, 0), (30, 2_800, 3_200), (100, 10_000, 10_000)] {
-            let mut picker = Picker::new(workload(pct, Order::Random), 0, 1, 7);
-            let sets = (0..10_000).filter(|_| picker.pick().1.is_some_and(|v| v.len() == 32)).count();
+            let mut picker = Picker::new(workload(pct, Order::Random), 0, 1, 1, 7);
+            let sets = (0..10_000).filter(|_| picker.pick(0).1.is_some_and(|v| v.len() == 32)).count();
             assert!((least..=most).contains(&sets), "{pct}: {sets}");
         }
     }
 
     #[test]
+    fn requests_under_way_together_never_meet_on_a_key() {
+        let keys = |places: u64, place: u64| -> std::collections::HashSet<Vec<u8>> {
+            let mut picker = Picker::new(workload(100, Order::Random), 0, 1, places, place);
+            (0..2_000).map(|_| picker.pick(place).0.to_vec()).collect()
+        };
+        assert!((0..16).all(|a| (0..a).all(|b| keys(16, a).is_disjoint(&keys(16, b)))));
+        assert_eq!(keys(101, 5).len(), 100, "with fewer keys than places all are shared");
+    }
+
+    #[test]
     fn random_keys_cover_the_whole_space() {
-        let mut picker = Picker::new(workload(0, Order::Random), 0, 1, 1);
-        let keys: std::collections::HashSet<Vec<u8>> = (0..2_000).map(|_| picker.pick().0.to_vec()).collect();
+        let mut picker = Picker::new(workload(0, Order::Random), 0, 1, 1, 1);
+        let keys: std::collections::HashSet<Vec<u8>> = (0..2_000).map(|_| picker.pick(0).0.to_vec()).collect();
         assert_eq!(keys.len(), 100);
     }
 }

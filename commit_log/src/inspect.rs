@@ -33,6 +33,8 @@ pub struct SegmentReport {
     pub records: u64,
     /// Writes that brought them, as far as the records tell.
     pub batches: u64,
+    /// Where the write began that brought the last record.
+    pub last_batch: u64,
     /// Where the records end.
     pub end: u64,
     /// The log was closed in order at the end of this segment.
@@ -80,13 +82,14 @@ fn report(candidate: &Candidate) -> Result<SegmentReport, LogError> {
         oldest: header.map(|h| h.oldest),
         records: 0,
         batches: 0,
+        last_batch: 0,
         end: 0,
         closed: false,
         damaged_before: None,
         ranges: Vec::new(),
     };
     if let Some(header) = header {
-        let mut bytes = vec![0; candidate.size as usize];
+        let mut bytes = vec![0; candidate.size.min(header.segment_bytes) as usize];
         env::read_exact_at(&*candidate.file, &mut bytes, 0).map_err(LogError::io("read", &candidate.path))?;
         walk(&mut report, &header, &bytes);
     }
@@ -101,6 +104,7 @@ fn walk(report: &mut SegmentReport, header: &SegmentHeader, bytes: &[u8]) {
         report.records += 1;
         report.batches += u64::from(batch != Some((found.header.life, found.header.batch_at)));
         batch = Some((found.header.life, found.header.batch_at));
+        report.last_batch = u64::from(found.header.batch_at);
         report.closed = found.header.kind == RecordKind::Close;
         if report.closed {
             continue;

@@ -14,7 +14,7 @@ use crate::driver::Running;
 use crate::error::LogError;
 use crate::format::{RECORD_HEADER_BYTES, SegmentHeader};
 use crate::recovery::{self, Opened, Replayed};
-use crate::segment::{self, Segment, Trouble};
+use crate::segment::{self, Trouble};
 use crate::space::{Key, Mark, Space};
 use crate::stats::{self, LogStats};
 use crate::writer::Writer;
@@ -364,8 +364,7 @@ impl Log {
             oldest: space.oldest_sequence(),
             segment_bytes: self.options.segment_bytes,
         };
-        let fits = |spare: &Segment| spare.header.segment_bytes == header.segment_bytes;
-        let spare = space.spares.iter().position(fits).map(|n| space.spares.swap_remove(n));
+        let spare = space.spares.pop();
         let number = space.next_number;
         if spare.is_none() {
             if space.files >= self.options.segments_max() {

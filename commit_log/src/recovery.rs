@@ -67,6 +67,10 @@ impl Candidate {
         valid.max_by_key(|(header, _)| header.sequence)
     }
 
+    fn into_segment(self, header: SegmentHeader, slot: u8) -> Segment {
+        Segment { file: self.file, durable: None, path: self.path, header, slot, file_bytes: self.size }
+    }
+
     fn damaged(&self, offset: u64, what: impl Into<String>, lost: impl Into<String>) -> LogError {
         LogError::Damaged { path: self.path.clone(), offset, what: what.into(), lost: lost.into() }
     }
@@ -178,10 +182,7 @@ pub(crate) fn open(
     env::create_dir_durable(&*env.storage, dir).map_err(LogError::io("create directory", dir))?;
     let (candidates, mut next_number) = candidates(env, dir, OpenMode::ReadWrite)?;
     let Chosen { needed, surplus } = choose(dir, candidates)?;
-    let mut segments: Vec<Segment> = needed
-        .into_iter()
-        .map(|(c, header, slot)| Segment { file: c.file, durable: None, path: c.path, header, slot })
-        .collect();
+    let mut segments: Vec<Segment> = needed.into_iter().map(|(c, header, slot)| c.into_segment(header, slot)).collect();
 
     let mut marks: Vec<Marks> = segments.iter().map(|_| Marks::new()).collect();
     let (reading, mut bytes) = read_all(&segments, |n, found| {
@@ -317,11 +318,10 @@ fn decode(segment: &Segment, found: &Found<'_>) -> Result<Option<Replayed>, LogE
 fn keep_spares(env: &Env, options: &Options, surplus: Vec<Candidate>, needed: usize) -> Result<Vec<Segment>, LogError> {
     let mut spares = Vec::new();
     for candidate in surplus {
-        let fits = candidate.size == options.segment_bytes && needed + spares.len() < options.segments_max();
+        let fits = candidate.size >= options.segment_bytes && needed + spares.len() < options.segments_max();
         match candidate.newest() {
             Some((header, slot)) if fits => {
-                let Candidate { path, file, .. } = candidate;
-                spares.push(Segment { file, durable: None, path, header, slot });
+                spares.push(candidate.into_segment(header, slot));
             }
             _ => {
                 tracing::info!(file = %candidate.path.display(), "removing a commit log file that nothing needs");

@@ -26,6 +26,8 @@ pub(crate) struct Segment {
     pub path: PathBuf,
     pub header: SegmentHeader,
     pub slot: u8,
+    /// At least what the header says; more, or less before the next life, if the configuration changed.
+    pub file_bytes: u64,
 }
 
 /// Why a file could not be made ready.
@@ -61,7 +63,7 @@ pub(crate) fn file_number(name: &str) -> Option<u32> {
 pub(crate) fn create(env: &Env, path: PathBuf, header: SegmentHeader) -> Result<Segment, Trouble> {
     let storage = &*env.storage;
     let file = storage.open(&path, OpenMode::CreateNew).map_err(Trouble::no_room("create", &path))?;
-    let made = fill(&*file, &path, header.segment_bytes).and_then(|()| {
+    let made = fill(&*file, &path, 0, header.segment_bytes).and_then(|()| {
         let dir = path.parent().unwrap_or(Path::new("."));
         storage.sync_dir(dir).map_err(Trouble::sync(dir))
     });
@@ -70,14 +72,13 @@ pub(crate) fn create(env: &Env, path: PathBuf, header: SegmentHeader) -> Result<
         let _ = storage.remove_file(&path);
         return Err(trouble);
     }
-    let mut segment = Segment { file, durable: None, path, header, slot: 1 };
+    let mut segment = Segment { file, durable: None, path, header, slot: 1, file_bytes: header.segment_bytes };
     segment.begin(env, header)?;
     Ok(segment)
 }
 
-fn fill(file: &dyn File, path: &Path, bytes: u64) -> Result<(), Trouble> {
+fn fill(file: &dyn File, path: &Path, mut at: u64, bytes: u64) -> Result<(), Trouble> {
     let zeros = vec![0; ZERO_STEP_BYTES.min(bytes) as usize];
-    let mut at = 0;
     while at < bytes {
         let step = zeros.len().min((bytes - at) as usize);
         write_all_at(file, &zeros[..step], at).map_err(Trouble::no_room("write", path))?;
@@ -90,6 +91,10 @@ fn fill(file: &dyn File, path: &Path, bytes: u64) -> Result<(), Trouble> {
 impl Segment {
     /// Starts another life of the file. Its old records are none from here on.
     pub fn begin(&mut self, env: &Env, header: SegmentHeader) -> Result<(), Trouble> {
+        if self.file_bytes < header.segment_bytes {
+            fill(&*self.file, &self.path, self.file_bytes, header.segment_bytes)?;
+            self.file_bytes = header.segment_bytes;
+        }
         self.write_header(1 - self.slot, header)?;
         if self.durable.is_none() {
             // Without it the log is slower, not worse.

@@ -167,3 +167,34 @@ fn call(stream: &mut TcpStream, request: &RequestFrame<'_>) -> Result<(Status, V
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn couchbase(vbuckets: u16, framing: Vec<u8>) -> Couchbase {
+        let login = Login { user: String::new(), password: String::new(), bucket: String::new() };
+        Couchbase::new(Arc::new(Shape { login, vbuckets, framing }))
+    }
+
+    #[test]
+    fn keys_map_to_the_vbuckets_that_other_clients_use() {
+        // CRC-32 of "123456789" is 0xcbf43926, by the definition of that checksum.
+        let shape = couchbase(1024, Vec::new()).shape;
+        assert_eq!(shape.vbucket_of(b"123456789"), 0x4bf4 & 1023);
+        assert_eq!(couchbase(64, Vec::new()).shape.vbucket_of(b"123456789"), 0x4bf4 & 63);
+    }
+
+    #[test]
+    fn writes_carry_the_durability_and_reads_do_not() {
+        let mut framing = Vec::new();
+        wire::frame_info::push_durability(&mut framing, Level::PersistMajority, None);
+        let mut couchbase = couchbase(1024, framing);
+        let mut out = Vec::new();
+        couchbase.encode(b"key", Action::Set(b"v"), 9, &mut out);
+        assert_eq!((out[0], out[2], out[24], out[25]), (0x08, 2, 0x11, 3));
+        out.clear();
+        couchbase.encode(b"key", Action::Get, 9, &mut out);
+        assert_eq!((out[0], out[15], out.len()), (0x80, 9, 27));
+    }
+}

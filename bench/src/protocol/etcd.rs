@@ -56,3 +56,40 @@ impl Protocol for Etcd {
         Ok(Parsed::reply(end + 4 + length, answer))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::tests::bytes_of;
+
+    fn response(code: &str, body: &str) -> Vec<u8> {
+        format!("HTTP/1.1 {code}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
+    }
+
+    #[test]
+    fn keys_and_values_go_as_base64_in_json() {
+        let put = String::from_utf8(bytes_of(&mut Etcd::default(), b"key", Action::Set(b"value"))).unwrap();
+        assert!(put.starts_with("POST /v3/kv/put HTTP/1.1\r\n"), "{put}");
+        let (head, body) = put.split_once("\r\n\r\n").unwrap();
+        assert_eq!(body, "{\"key\":\"a2V5\",\"value\":\"dmFsdWU=\"}");
+        assert!(head.contains(&format!("Content-Length: {}", body.len())));
+    }
+
+    #[test]
+    fn an_answer_is_judged_by_what_was_asked() {
+        let mut etcd = Etcd::default();
+        for action in [Action::Set(b"v"), Action::Get, Action::Get, Action::Get] {
+            bytes_of(&mut etcd, b"k", action);
+        }
+        let empty = response("200 OK", "{\"header\":{}}");
+        let found = response("200 OK", "{\"header\":{},\"kvs\":[{}]}");
+        let failed = response("503 Service Unavailable", "no leader");
+        let done = |bytes: &[u8], answer| Parsed::reply(bytes.len(), answer);
+        assert_eq!(etcd.parse(&empty[..empty.len() - 1]).unwrap(), Parsed::Incomplete);
+        assert_eq!(etcd.parse(&empty).unwrap(), done(&empty, Answer::Done));
+        assert_eq!(etcd.parse(&empty).unwrap(), done(&empty, Answer::Miss));
+        assert_eq!(etcd.parse(&found).unwrap(), done(&found, Answer::Done));
+        assert_eq!(etcd.parse(&failed).unwrap(), done(&failed, Answer::Error("HTTP 503 no leader".to_owned())));
+        assert!(etcd.parse(&found).is_err(), "nobody asked");
+    }
+}

@@ -99,3 +99,48 @@ pub(super) fn parse_frame(input: &[u8]) -> Result<Parsed> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::tests::{bytes_of, replies};
+
+    #[test]
+    fn text_requests_are_as_the_protocol_says() {
+        assert_eq!(bytes_of(&mut Text, b"k", Action::Get), b"get k\r\n");
+        assert_eq!(bytes_of(&mut Text, b"k", Action::Set(b"a\r\nb")), b"set k 0 0 4\r\na\r\nb\r\n");
+    }
+
+    #[test]
+    fn text_answers_are_found_wherever_the_bytes_are_cut() {
+        let stream = b"STORED\r\nVALUE k 0 4\r\nEND\r\nEND\r\nEND\r\nSERVER_ERROR out of memory\r\n";
+        let expected =
+            [Answer::Done, Answer::Done, Answer::Miss, Answer::Error("SERVER_ERROR out of memory".to_owned())];
+        // The four bytes of the value look like the start of an answer: `END` and a carriage return.
+        let stream = [&stream[..21], b"END\r", b"\r\nEND\r\n", &stream[31..]].concat();
+        assert_eq!(replies(|| Box::new(Text), &stream), expected);
+    }
+
+    #[test]
+    fn what_is_not_memcached_is_refused() {
+        assert!(Text.parse(b"HTTP/1.1 400 Bad Request\r\n").is_err());
+        assert!(Text.parse(b"VALUE k 0\r\n").is_err());
+        assert!(Binary.parse(b"ERROR\r\n").is_err());
+    }
+
+    #[test]
+    fn binary_answers_carry_their_ticket() {
+        let request = bytes_of(&mut Binary, b"key", Action::Set(b"v"));
+        assert_eq!((request[0], request[1], request[15], request.len()), (0x80, 1, 7, 24 + 8 + 3 + 1));
+        let mut reply = vec![0; 24];
+        (reply[0], reply[1], reply[7], reply[15]) = (0x81, 1, 1, 7);
+        let expected = Parsed::Reply { len: 24, answer: Answer::Miss, ticket: Some(7) };
+        assert_eq!(Binary.parse(&reply).unwrap(), expected);
+        assert_eq!(Binary.parse(&reply[..23]).unwrap(), Parsed::Incomplete);
+        reply[7] = 0x86;
+        let Parsed::Reply { answer: Answer::Error(words), .. } = Binary.parse(&reply).unwrap() else {
+            panic!("no error")
+        };
+        assert_eq!(words, "ETMPFAIL");
+    }
+}

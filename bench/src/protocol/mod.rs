@@ -103,3 +103,32 @@ pub(crate) fn decimal(digits: &[u8]) -> Option<usize> {
 pub(crate) fn words(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(80)]).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn bytes_of(protocol: &mut dyn Protocol, key: &[u8], action: Action<'_>) -> Vec<u8> {
+        let mut out = Vec::new();
+        protocol.encode(key, action, 7, &mut out);
+        out
+    }
+
+    /// The answers in a stream; the same for every place at which its first part ends.
+    pub fn replies(protocol: impl Fn() -> Box<dyn Protocol>, stream: &[u8]) -> Vec<Answer> {
+        let at_cut = |cut: usize| {
+            let (mut protocol, mut answers, mut at) = (protocol(), Vec::new(), 0);
+            for end in [cut, stream.len()] {
+                while let Parsed::Reply { len, answer, .. } = protocol.parse(&stream[at..end]).unwrap() {
+                    answers.push(answer);
+                    at += len;
+                }
+            }
+            assert_eq!(at, stream.len(), "cut at {cut}: all is taken");
+            answers
+        };
+        let whole = at_cut(stream.len());
+        assert!((0..stream.len()).all(|cut| at_cut(cut) == whole));
+        whole
+    }
+}

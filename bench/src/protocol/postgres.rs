@@ -119,3 +119,45 @@ fn settle(stream: &mut TcpStream, request: &[u8]) -> Result<()> {
         Ok(None)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::tests::{bytes_of, replies};
+
+    fn postgres() -> Postgres {
+        Postgres { user: "u".to_owned(), database: "d".to_owned() }
+    }
+
+    #[test]
+    fn a_request_binds_executes_and_ends_its_transaction() {
+        for action in [Action::Get, Action::Set(b"value")] {
+            let request = bytes_of(&mut postgres(), b"key", action);
+            let (mut at, mut kinds) = (0, Vec::new());
+            while let Some((kind, _, len)) = next_message(&request[at..]).unwrap() {
+                kinds.push(kind);
+                at += len;
+            }
+            assert_eq!((kinds.as_slice(), at), (&b"BES"[..], request.len()));
+        }
+    }
+
+    #[test]
+    fn answers_are_found_wherever_the_bytes_are_cut() {
+        let ready = || message(b'Z', &[b"I"]);
+        let stored = [message(b'2', &[]), message(b'C', &[b"INSERT 0 1\0"]), ready()].concat();
+        let found = [message(b'2', &[]), message(b'D', &[b"row"]), message(b'C', &[b"SELECT 1\0"]), ready()].concat();
+        let missing = [message(b'2', &[]), message(b'C', &[b"SELECT 0\0"]), ready()].concat();
+        let failed = [message(b'E', &[b"SERROR\0C53100\0Mno space\0\0"]), ready()].concat();
+        let error = Answer::Error("53100 no space".to_owned());
+        let stream = [stored, found, missing, failed].concat();
+        let answers = replies(|| Box::new(postgres()), &stream);
+        assert_eq!(answers, [Answer::Done, Answer::Done, Answer::Miss, error]);
+    }
+
+    #[test]
+    fn what_is_not_postgres_is_refused() {
+        assert!(postgres().parse(b"HTTP/1.1 400").is_err());
+        assert!(postgres().parse(&message(b'Z', &[b"I"])).is_err(), "ready without an answer");
+    }
+}

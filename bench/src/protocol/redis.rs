@@ -52,3 +52,33 @@ fn push_bulk(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
     out.extend_from_slice(b"\r\n");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::tests::{bytes_of, replies};
+
+    #[test]
+    fn requests_are_arrays_of_bulk_strings() {
+        assert_eq!(bytes_of(&mut Redis, b"key", Action::Get), b"*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n");
+        let set = bytes_of(&mut Redis, b"key", Action::Set(b"\r\n"));
+        assert_eq!(set, b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$2\r\n\r\n\r\n");
+    }
+
+    #[test]
+    fn answers_are_found_wherever_the_bytes_are_cut() {
+        let stream = b"+OK\r\n$4\r\n\r\n+x\r\n$-1\r\n$0\r\n\r\n-MISCONF no disk\r\n";
+        let error = Answer::Error("MISCONF no disk".to_owned());
+        assert_eq!(
+            replies(|| Box::new(Redis), stream),
+            [Answer::Done, Answer::Done, Answer::Miss, Answer::Done, error]
+        );
+    }
+
+    #[test]
+    fn what_is_not_redis_is_refused() {
+        for bytes in [&b"STORED\r\n"[..], b"\r\n", b"$x\r\n"] {
+            assert!(Redis.parse(bytes).is_err(), "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Whole stories: servers are started, driven side by side and ended, and a table is printed.
+
+mod connections;
+mod file_cache;
+mod peers;
+mod wakeups;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::report::{Column, Row};
+use crate::{machine, report};
+
+#[derive(Subcommand, Debug)]
+pub enum Experiment {
+    /// Durable and plain writes here and on memcached, redis, etcd and postgres
+    Peers(peers::Peers),
+    /// Clients that connect, authenticate, do one thing and leave, on tables smaller than their number
+    Connections(connections::Connections),
+    /// How long a task that is woken waits until it runs
+    Wakeups(wakeups::Wakeups),
+    /// Durable writes: files closed each time, kept open, or behind a commit log
+    FileCache(file_cache::FileCache),
+}
+
+/// What every experiment takes.
+#[derive(Args, Clone, Debug)]
+pub struct Common {
+    /// Everything smaller: done in less than a minute, good for a look only
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Where scratch directories are made; decides which disk is measured [default: the temporary directory, unless it is memory]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Each row is measured this often, rows taking turns; medians are told [default: 3, with --quick 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=99))]
+    rounds: Option<u32>,
+    /// Seconds a row is measured each time [default: depends on the experiment]
+    #[arg(long, value_parser = crate::kv::seconds)]
+    seconds: Option<Duration>,
+    /// The settee to start [default: this one]
+    #[arg(long, value_name = "FILE")]
+    settee: Option<PathBuf>,
+}
+
+impl Common {
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
+    }
+
+    fn seconds(&self, normal: f64, quick: f64) -> Result<Duration> {
+        let time = self.seconds.unwrap_or(Duration::from_secs_f64(if self.quick { quick } else { normal }));
+        if time.is_zero() {
+            bail!("--seconds 0 measures nothing");
+        }
+        Ok(time)
+    }
+
+    fn settee(&self) -> Result<PathBuf> {
+        match &self.settee {
+            Some(path) => Ok(path.clone()),
+            None => std::env::current_exe().context("cannot tell where this program is"),
+        }
+    }
+}
+
+/// Beside which everything is measured.
+struct Bench<'a> {
+    stop: &'a AtomicBool,
+    scratch: tempfile::TempDir,
+    rows: Rows,
+    versions: BTreeMap<String, String>,
+}
+
+impl Bench<'_> {
+    /// A directory of its own for a server, removed with the value.
+    fn server_dir(&self) -> Result<tempfile::TempDir> {
+        Ok(tempfile::tempdir_in(self.scratch.path())?)
+    }
+
+    fn check_stop(&self) -> Result<()> {
+        if self.stop.load(Relaxed) {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+
+    fn say(&self, what: &str) {
+        eprintln!("{what}");
+    }
+}
+
+impl Experiment {
+    pub fn run(&self, stop: &AtomicBool) -> Result<()> {
+        let (name, common) = match self {
+            Experiment::Peers(e) => ("peers", &e.common),
+            Experiment::Connections(e) => ("connections", &e.common),
+            Experiment::Wakeups(e) => ("wakeups", &e.common),
+            Experiment::FileCache(e) => ("file-cache", &e.common),
+        };
+        if let Err(error) = env::os::raise_fd_limit() {
+            eprintln!("cannot raise the limit of open files: {error}");
+        }
+        let scratch = machine::scratch(common.dir.as_deref())?;
+        let fdatasync = machine::probe_sync(scratch.path(), if common.quick { 500 } else { 3000 })?;
+        let mut bench = Bench { stop, scratch, rows: Rows::default(), versions: BTreeMap::new() };
+        let columns = match self {
+            Experiment::Peers(e) => e.run(&mut bench)?,
+            Experiment::Connections(e) => e.run(&mut bench)?,
+            Experiment::Wakeups(e) => e.run(&mut bench)?,
+            Experiment::FileCache(e) => e.run(&mut bench)?,
+        };
+        let mut machine = machine::describe(bench.scratch.path());
+        machine["versions"] = json!(bench.versions);
+        let rows = bench.rows.medians();
+        if common.json {
+            let mut object = report::object(name, machine, &fdatasync, rows);
+            object.insert("quick".into(), json!(common.quick));
+            return report::print(&format!("{}\n", Value::from(object)));
+        }
+        let mut text = format!(
+            "{name}: {} cores ({}), {} MiB, Linux {}, {} on {}\nfdatasync of 512 B, pre-zeroed: p50 {}, p99 {}\n",
+            machine["cores"],
+            machine["cpu"].as_str().unwrap_or_default(),
+            machine["mem_mb"],
+            machine["kernel"].as_str().unwrap_or_default(),
+            machine["fs"].as_str().unwrap_or_default(),
+            bench.scratch.path().parent().unwrap_or(Path::new("/")).display(),
+            crate::tally::show_us(fdatasync.percentile_us(50.0)),
+            crate::tally::show_us(fdatasync.percentile_us(99.0)),
+        );
+        for (server, version) in &bench.versions {
+            text += &format!("{server}: {version}\n");
+        }
+        text += &format!(
+            "{} round(s){}\n\n",
+            common.rounds(),
+            if common.quick { ", --quick: good for a look only" } else { "" }
+        );
+        report::print(&(text + &report::table(&rows, columns)))
+    }
+}
+
+/// Rows by name, one for each round.
+#[derive(Default)]
+struct Rows(Vec<Vec<Row>>);
+
+impl Rows {
+    fn push(&mut self, row: Row) {
+        match self.0.iter_mut().find(|same| same[0]["name"] == row["name"]) {
+            Some(same) => same.push(row),
+            None => self.0.push(vec![row]),
+        }
+    }
+
+    fn skip(&mut self, name: &str, reason: &str) {
+        eprintln!("{name}: skipped, {reason}");
+        self.push(report::skipped(name, reason));
+    }
+
+    /// One row a name: each number the median over the rounds, but for errors and the like, which are summed. A row that
+    /// was skipped in one round is told by the others.
+    fn medians(self) -> Vec<Row> {
+        const SUMS: &[&str] = &["errors", "refused", "misses", "connections_lost", "unfinished", "close_wait", "lost"];
+        let median_of = |rounds: Vec<Row>| {
+            let measured: Vec<&Row> = rounds.iter().filter(|row| !row.contains_key("skipped")).collect();
+            let Some(first) = measured.first() else { return rounds[0].clone() };
+            let mut row = Row::new();
+            for (field, value) in first.iter() {
+                let mut numbers: Vec<f64> =
+                    measured.iter().filter_map(|row| row.get(field).and_then(Value::as_f64)).collect();
+                numbers.sort_by(f64::total_cmp);
+                let value = match value {
+                    Value::Number(_) if SUMS.contains(&&**field) => number(numbers.iter().sum()),
+                    // The worse of the two in the middle would be the upper one for times, the lower for rates: take
+                    // the lower one always and say so by having an odd number of rounds by default.
+                    Value::Number(_) => number(numbers[(numbers.len() - 1) / 2]),
+                    other => other.clone(),
+                };
+                row.insert(field.clone(), value);
+            }
+            for other in &measured[1..] {
+                for (field, value) in other.iter() {
+                    row.entry(field.clone()).or_insert_with(|| value.clone());
+                }
+            }
+            if measured.len() > 1 {
+                row.insert("rounds".into(), json!(measured.len()));
+            }
+            row
+        };
+        self.0.into_iter().map(median_of).collect()
+    }
+}
+
+/// Whole numbers stay whole.
+fn number(n: f64) -> Value {
+    if n.fract() == 0.0 && n.abs() < 1e15 { json!(n as i64) } else { json!(n) }
+}
+
+type Columns = &'static [Column];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_become_medians_and_errors_sums() {
+        let mut rows = Rows::default();
+        for (ops, errors) in [(10.5, 1), (30.5, 0), (20.5, 2)] {
+            let fields = [("name", json!("a")), ("ops_per_s", json!(ops)), ("errors", json!(errors))];
+            rows.push(fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect());
+        }
+        rows.skip("b", "not installed");
+        let rows = rows.medians();
+        assert_eq!(
+            (&rows[0]["ops_per_s"], &rows[0]["errors"], &rows[0]["rounds"]),
+            (&json!(20.5), &json!(3), &json!(3))
+        );
+        assert_eq!(rows[1]["skipped"], "not installed");
+    }
+}

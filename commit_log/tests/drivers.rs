@@ -1,0 +1,178 @@
+//! Who leads: a task, a thread, or those who submit. Whoever it is, each submission becomes durable without another one
+//! pushing it, and syncs are shared.
+
+mod rig;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use commit_log::{Driver, Lead, Log, LogError, Observer, Options, Submission, Synced};
+use env::sim;
+use rig::{DIR, Truth, World, item, key, open, small};
+use scheduler::park::{Bay, Look, Wake};
+use scheduler::{Order, PoolConfig, Pools, Stepper, Stop};
+use types::{BucketUuid, Seqno, VbId};
+
+#[test]
+fn a_task_makes_durable_what_is_submitted_and_room_brings_it_back() {
+    let (env, sim) = sim::env(1);
+    let mut world = World::start(&env, small(), Truth::default()).unwrap();
+    world.submit(key(1, 1), 1, 10, false).unwrap();
+    let stepper = Stepper::new(&sim.clock, Order::InTurn);
+    world.log.drive(&stepper.pools(), Driver::Task).unwrap();
+    stepper.run_until_idle();
+    assert_eq!(world.told.mark(key(1, 1)).seqno.0, 1, "submitted before there was a driver");
+    let refused = loop {
+        match world.submit(key(1, 1), 1, 900, false) {
+            Ok(()) => stepper.run_until_idle(),
+            Err(refused) => break refused,
+        };
+    };
+    assert!(matches!(refused, LogError::Full { .. }), "{refused}");
+    let durable = world.told.mark(key(1, 1));
+    assert!(durable.seqno.0 < world.truth.vbs[&(1, 1)].high());
+    world.log.release(key(1, 1), durable);
+    stepper.run_until_idle();
+    assert_eq!(world.told.mark(key(1, 1)).seqno.0, world.truth.vbs[&(1, 1)].high());
+    world.submit(key(1, 1), 1, 10, false).unwrap();
+}
+
+#[test]
+fn a_full_disk_is_looked_at_again_after_a_pause_and_not_before() {
+    let (env, sim) = sim::env(1);
+    let mut world = World::start(&env, small(), Truth::default()).unwrap();
+    let stepper = Stepper::new(&sim.clock, Order::InTurn);
+    world.log.drive(&stepper.pools(), Driver::Task).unwrap();
+    stepper.run_until_idle();
+    sim.storage.arm(sim::FaultPlan::new().fail_from(sim::Op::Write, 0, 28));
+    world.submit(key(1, 1), 1, 10, false).unwrap();
+    stepper.run_until_idle();
+    assert!(world.log.stats().full.is_some());
+    let tries = sim.storage.count(sim::Op::Write);
+    stepper.run_until_idle();
+    assert_eq!(sim.storage.count(sim::Op::Write), tries, "nothing polls");
+    sim.storage.arm(sim::FaultPlan::new());
+    stepper.advance(Duration::from_millis(100));
+    stepper.run_until_idle();
+    assert_eq!(world.told.mark(key(1, 1)).seqno.0, 1);
+    assert_eq!(*world.told.rooms.lock().unwrap(), 1);
+}
+
+/// How far each vBucket is durable, for those who wait for it.
+struct Waiters(Bay<BTreeMap<u16, u64>>);
+
+impl Observer for Waiters {
+    fn durable(&self, batch: &[Synced]) {
+        self.0.change(|marks| {
+            marks.extend(batch.iter().map(|synced| (synced.key.vb.0, synced.seqno.0)));
+            ((), Wake::Everybody)
+        });
+    }
+    fn poisoned(&self, reason: &str) {
+        panic!("{reason}");
+    }
+}
+
+/// Goal: every submission becomes durable by itself, and many share a sync. Method: threads in a closed loop, each waiting
+/// for its own; a lost wake-up would leave them waiting for ever. In the end all is replayed.
+fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, rounds: u64) -> (u64, u64) {
+    let options = Options { segment_bytes: 64 << 10, log_bytes_max: 1 << 20 };
+    let log = Log::open(env, dir, options.clone(), &mut |_| {}).unwrap();
+    let waiters = Arc::new(Waiters(Bay::new(BTreeMap::new())));
+    log.observe(waiters.clone());
+    let pools = Pools::start(env, &PoolConfig { readers: 1, writers: 2, background: 1, cpu: 1 });
+    if let Some(driver) = driver {
+        log.drive(&pools, driver).unwrap();
+    }
+    let start = Barrier::new(usize::from(threads));
+    std::thread::scope(|scope| {
+        for vb in 0..threads {
+            let (log, waiters, start) = (&log, &waiters, &start);
+            scope.spawn(move || {
+                start.wait();
+                for seqno in 1..=rounds {
+                    let submission = Submission {
+                        bucket: BucketUuid(1),
+                        vb: VbId(vb),
+                        items: &[item(seqno, 1, 20)],
+                        last: Seqno(seqno),
+                        record: None,
+                    };
+                    log.submit(&submission).unwrap();
+                    if driver.is_none() {
+                        while log.lead() == Lead::More {}
+                    }
+                    waiters.0.wait(|marks| match marks.get(&vb).is_some_and(|durable| *durable >= seqno) {
+                        true => Look::Found(()),
+                        false => Look::Nothing,
+                    });
+                    if seqno % 16 == 0 {
+                        log.release(key(1, vb), commit_log::Mark { seqno: Seqno(seqno), record_version: 0 });
+                    }
+                }
+            });
+        }
+    });
+    let stats = log.stats();
+    log.close().unwrap();
+    pools.shutdown(Stop::Drain);
+    assert_eq!(stats.records, u64::from(threads) * rounds);
+    drop(log);
+
+    let ends = Mutex::new(BTreeMap::new());
+    let mut check = |record: commit_log::Replayed| {
+        let mut ends = ends.lock().unwrap();
+        let before = ends.insert(record.vb.0, record.last.0);
+        assert!(before.is_none_or(|before| record.items[0].meta.seqno.0 == before + 1));
+    };
+    drop(Log::open(env, dir, options, &mut check).unwrap());
+    let ends = ends.into_inner().unwrap();
+    assert!((0..threads).all(|vb| ends.get(&vb) == Some(&rounds)), "{ends:?}");
+    (stats.syncs, stats.submits)
+}
+
+#[test]
+fn every_submission_becomes_durable_whoever_leads() {
+    for driver in [None, Some(Driver::Task), Some(Driver::Thread)] {
+        let (env, _) = sim::env(1);
+        let (syncs, submits) = storm(&env, Path::new(DIR), driver, 6, 400);
+        assert!(syncs <= submits, "{driver:?}: {syncs} syncs for {submits} submissions");
+    }
+}
+
+#[test]
+fn threads_on_real_files_share_syncs() {
+    for driver in [None, Some(Driver::Task), Some(Driver::Thread)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (syncs, submits) = storm(&env::os::env(), &dir.path().join("log"), driver, 8, 60);
+        assert!(syncs < submits, "{driver:?}: {syncs} syncs for {submits} submissions");
+    }
+}
+
+#[test]
+fn a_log_that_is_dropped_takes_its_thread_along() {
+    let (env, _) = sim::env(1);
+    let (log, _) = open(&env, small()).unwrap();
+    let pools = Pools::start(&env, &PoolConfig { readers: 1, writers: 1, background: 1, cpu: 1 });
+    log.drive(&pools, Driver::Thread).unwrap();
+    let weak = Arc::downgrade(&log);
+    drop(log);
+    // The thread may be about to notice; it holds the log for a moment only.
+    while weak.upgrade().is_some() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn after_a_close_nothing_is_taken() {
+    let (env, _) = sim::env(1);
+    let mut world = World::start(&env, small(), Truth::default()).unwrap();
+    world.submit(key(1, 1), 3, 10, false).unwrap();
+    world.log.close().unwrap();
+    assert_eq!(world.told.mark(key(1, 1)).seqno.0, 3, "what waited was written");
+    assert!(matches!(world.submit(key(1, 1), 1, 10, false), Err(LogError::Closed)));
+    world.log.close().unwrap();
+    assert_eq!(world.log.lead(), Lead::Stopped);
+}
