@@ -50,7 +50,7 @@ impl Filer {
         }
     }
 
-    /// Files everything that is durable, without waiting for its time, and goes on so.
+    /// Files everything that is durable now, without waiting for its time.
     pub fn file_all(&self) {
         self.all_now.store(true, Ordering::Release);
         self.wake();
@@ -94,15 +94,14 @@ impl Filer {
             task.wake_at(now + self.file_after);
         }
         let home = &vb.home;
-        let is_heavy = home.unfiled_bytes.load(Ordering::Relaxed) > home.unfiled_bytes_max;
-        if is_heavy || self.all_now.load(Ordering::Acquire) {
+        if home.unfiled_bytes.load(Ordering::Relaxed) > home.unfiled_bytes_max {
             self.wake();
         }
     }
 
     /// Takes off the lists what is due. Also says when to look again.
     fn take_due(&self, now: Duration) -> (Vec<Arc<Vb>>, Option<Duration>) {
-        let all_now = self.all_now.load(Ordering::Acquire);
+        let all_now = self.all_now.swap(false, Ordering::AcqRel);
         let mut due = Vec::new();
         let mut next = None;
         for list in self.lists.lock().values_mut() {

@@ -137,6 +137,7 @@ fn a_failed_sync_of_the_log_acknowledges_nothing_from_there_on() {
                 assert!(!is_poisoned || node.durable(vb) == durable);
             }
             assert_eq!(value(&node, 3, "first").unwrap(), b"filed", "reads go on");
+            node.file_all();
             let left = node.store.drain().left.len();
             assert!(is_poisoned == (left > 0));
             drop(node);

@@ -161,8 +161,9 @@ impl Node {
         marks.durable().0
     }
 
-    /// Brings what is durable to the files, now and from here on.
+    /// Brings everything to the files.
     pub fn file_all(&self) {
+        self.run();
         self.store.start_drain();
         self.run();
     }
