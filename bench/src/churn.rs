@@ -152,8 +152,8 @@ impl Churn<'_> {
         Ok(outcome)
     }
 
-    /// Begins a connection. A machine has 28 000 ports to connect from on one address and keeps each for a while, so every
-    /// client has its own address where loopback has plenty.
+    /// Begins a connection. A machine has 28 000 ports to connect from on one address and keeps each for a while, so
+    /// every client has its own address where loopback has plenty.
     fn connect(&self, n: usize, poll: &Poll) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::for_address(self.address), Type::STREAM, None)?;
         if let SocketAddr::V4(address) = self.address

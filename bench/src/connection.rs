@@ -85,11 +85,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads until the socket is empty, handing over every answer. `scratch` is anybody's.
+    /// Reads until the socket is empty, handing over every answer. `scratch` is anybody's; `closing`: the event told that
+    /// the server has closed, and will not tell again.
     ///
     /// # Errors
     /// What came is not the protocol, or the connection broke.
-    pub fn receive(&mut self, scratch: &mut [u8], mut each: impl FnMut(UnderWay, Answer)) -> Result<Read1> {
+    pub fn receive(
+        &mut self,
+        scratch: &mut [u8],
+        closing: bool,
+        mut each: impl FnMut(UnderWay, Answer),
+    ) -> Result<Read1> {
         loop {
             let n = match self.stream.read(scratch) {
                 Ok(0) => return Ok(Read1::Closed),
@@ -109,7 +115,7 @@ impl Connection {
                 self.input = input;
             }
             // Less than there was room for: the socket is empty, and says so when it no longer is.
-            if n < scratch.len() {
+            if n < scratch.len() && !closing {
                 return Ok(Read1::Open);
             }
         }

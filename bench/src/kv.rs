@@ -15,11 +15,12 @@ use crate::{machine, report};
 
 /// How many syncs the probe of the disk makes beside a run.
 const PROBE_SYNCS: usize = 500;
+const DEFAULT_TARGET: &str = "couchbase://127.0.0.1:11210/default";
 
 #[derive(Args, Debug)]
 pub struct Kv {
     /// Whom to drive: couchbase://HOST:PORT/BUCKET, memcached://, memcached+binary://, redis://, etcd:// or postgres://
-    #[arg(long, value_name = "URL", default_value = "couchbase://127.0.0.1:11210/default", value_parser = Target::parse)]
+    #[arg(long, value_name = "URL", default_value = DEFAULT_TARGET, value_parser = Target::parse)]
     target: Target,
     /// Connections
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=60_000))]
@@ -31,7 +32,7 @@ pub struct Kv {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
     /// Bytes of a value
-    #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(0..=20 << 20))]
+    #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(..=20 << 20))]
     value_size: u32,
     /// Of a hundred operations, how many store; the others read
     #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100))]
@@ -117,8 +118,8 @@ impl Kv {
             (None, Err(_), Some(path)) => from(path)?,
             (None, Err(_), None) if generated.exists() => from(&generated)?,
             _ => bail!(
-                "no password: give --password or --password-file, or set SETTEE_PASSWORD, or give --data-dir of a server on this machine \
-                 (there is no {})",
+                "no password: give --password or --password-file, or set SETTEE_PASSWORD, or give --data-dir of a server \
+                 on this machine (there is no {})",
                 generated.display()
             ),
         };
@@ -128,7 +129,8 @@ impl Kv {
     pub fn run(&self, stop: &AtomicBool) -> Result<()> {
         let load = self.load()?;
         let target = &self.target;
-        // The disk is the server's only if the directory says so; otherwise the probe is of the disk of temporary files.
+        // The disk is the server's only if the directory says so; otherwise the probe is of the disk of temporary
+        // files.
         let scratch = machine::scratch(self.data_dir.parent().filter(|_| self.data_dir.is_dir()))?;
         let fdatasync = machine::probe_sync(scratch.path(), PROBE_SYNCS)?;
         if let Err(error) = env::os::raise_fd_limit() {

@@ -7,8 +7,8 @@
 //!                  tally, progress ──▶ report: a drawing, a table, JSON ◀── process: its processor time
 //! ```
 //!
-//! This crate knows servers from outside only, by their sockets and their processes. What it prints says on which machine
-//! and beside which sync latency it was measured, since nothing else makes numbers comparable.
+//! This crate knows servers from outside only, by their sockets and their processes. What it prints says on which
+//! machine and beside which sync latency it was measured, since nothing else makes numbers comparable.
 
 #![forbid(unsafe_code)]
 

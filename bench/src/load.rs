@@ -308,7 +308,7 @@ impl Loop {
             }
             for event in &events {
                 if event.token() != WAKE {
-                    self.serve(event.token().0, &mut scratch);
+                    self.serve(event.token().0, &mut scratch, event.is_read_closed() || event.is_error());
                 }
             }
             self.begin_due();
@@ -323,10 +323,10 @@ impl Loop {
     }
 
     /// Takes the answers a connection has, and in a closed loop asks again.
-    fn serve(&mut self, n: usize, scratch: &mut [u8]) {
+    fn serve(&mut self, n: usize, scratch: &mut [u8], closing: bool) {
         let Some(mut connection) = self.connections[n].take() else { return };
         let mut now = 0;
-        let received = connection.receive(scratch, |what, answer| {
+        let received = connection.receive(scratch, closing, |what, answer| {
             if now == 0 {
                 now = self.shared.epoch.elapsed().as_nanos() as u64;
             }
@@ -445,6 +445,8 @@ impl Loop {
         if self.alive == 0
             && let Some(error) = self.first_failure
         {
+            // The run has failed: the other threads need not go on.
+            self.shared.stop.store(true, Relaxed);
             return Err(error.context("every connection was lost; the first one because"));
         }
         // A closed loop is always cut off with requests under way; worth telling is one that hangs.

@@ -60,7 +60,8 @@ pub fn is_memory(dir: &Path) -> bool {
     matches!(file_system(dir).as_deref(), Some("tmpfs" | "ramfs"))
 }
 
-/// A fresh directory under `dir`, or, without one, on a disk: where temporary files go unless that is memory, else here.
+/// A fresh directory under `dir`, or, without one, on a disk: where temporary files go unless that is memory, else
+/// here.
 pub fn scratch(dir: Option<&Path>) -> Result<tempfile::TempDir> {
     let parent: PathBuf = match dir {
         Some(dir) => {
@@ -76,8 +77,8 @@ pub fn scratch(dir: Option<&Path>) -> Result<tempfile::TempDir> {
     made.with_context(|| format!("cannot make a scratch directory in {}", parent.display()))
 }
 
-/// What one durable small write costs here: `count` writes of 512 B, one after the other, each followed by fdatasync, in
-/// a file that was filled with zeros before, as a commit log's segments are.
+/// What one durable small write costs here: `count` writes of 512 B, one after the other, each followed by fdatasync,
+/// in a file that was filled with zeros before, as a commit log's segments are.
 ///
 /// # Errors
 /// The directory cannot be written.

@@ -1,8 +1,8 @@
 //! When operations begin that do not wait for each other.
 //!
 //! A client that sends its next request when the last is answered goes quiet just when the server is slow, and so never
-//! measures how slow. Here the moments are fixed beforehand: operation `i` begins at `i / rate`. If no connection is free
-//! then, it is sent late, and its latency still counts from when it should have been.
+//! measures how slow. Here the moments are fixed beforehand: operation `i` begins at `i / rate`. If no connection is
+//! free then, it is sent late, and its latency still counts from when it should have been.
 
 /// Moments at a constant rate, in ns since the run's epoch.
 ///

@@ -63,12 +63,13 @@ pub fn skipped(name: &str, reason: &str) -> Row {
 
 /// The contract object.
 pub fn object(experiment: &str, machine: Value, fdatasync: &Latencies, rows: Vec<Row>) -> Map<String, Value> {
+    let percentile = |percent| fdatasync.percentile_us(percent);
     Map::from_iter([
         ("experiment".to_owned(), json!(experiment)),
         ("machine".to_owned(), machine),
         (
             "fdatasync_us".to_owned(),
-            json!({"p50": fdatasync.percentile_us(50.0), "p99": fdatasync.percentile_us(99.0), "p999": fdatasync.percentile_us(99.9)}),
+            json!({"p50": percentile(50.0), "p99": percentile(99.0), "p999": percentile(99.9)}),
         ),
         ("rows".to_owned(), Value::from(rows.into_iter().map(Value::from).collect::<Vec<_>>())),
     ])
@@ -132,11 +133,6 @@ pub fn whole(value: &Value) -> String {
     value.as_f64().map_or_else(String::new, |n| format!("{n:.0}"))
 }
 
-/// A number with two decimals.
-pub fn fine(value: &Value) -> String {
-    value.as_f64().map_or_else(String::new, |n| format!("{n:.2}"))
-}
-
 /// Microseconds, with a unit that fits.
 pub fn us(value: &Value) -> String {
     value.as_f64().map_or_else(String::new, show_us)
@@ -169,7 +165,7 @@ pub fn table(rows: &[Row], columns: &[Column]) -> String {
     let widths: Vec<usize> =
         (0..=used.len()).map(|n| lines.iter().map(|line| line[n].chars().count()).max().unwrap_or(0)).collect();
     let mut out = String::new();
-    for line in &lines {
+    for line in lines.iter().filter(|_| !measured.is_empty()) {
         out += &format!("{:<width$}", line[0], width = widths[0]);
         for (cell, width) in line[1..].iter().zip(&widths[1..]) {
             out += &format!("  {cell:>width$}");
@@ -187,6 +183,30 @@ pub fn table(rows: &[Row], columns: &[Column]) -> String {
     out
 }
 
+/// What a reader would work out from the table: a field of one row over that of another.
+pub struct Ratio {
+    pub field: &'static str,
+    pub row: String,
+    pub over: String,
+}
+
+impl Ratio {
+    pub fn new(field: &'static str, row: &str, over: &str) -> Ratio {
+        Ratio { field, row: row.to_owned(), over: over.to_owned() }
+    }
+
+    /// `None`: one of the rows was not measured.
+    pub fn say(&self, rows: &[Row]) -> Option<String> {
+        let number = |name: &str| {
+            let row = rows.iter().find(|row| row.get("name").and_then(Value::as_str) == Some(name))?;
+            row.get(self.field)?.as_f64().filter(|n| *n > 0.0)
+        };
+        let ratio = number(&self.row)? / number(&self.over)?;
+        let ratio = if ratio < 0.1 { format!("1/{:.1}", 1.0 / ratio) } else { format!("{ratio:.2}") };
+        Some(format!("{}: {} is {ratio} of {}\n", self.field, self.row, self.over))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,6 +219,16 @@ mod tests {
         row.insert("mean_us".into(), json!(1500.0));
         let text = table(&[row, skipped("keep-open", "no such setting")], LOAD_COLUMNS);
         assert_eq!(text, "            ops/s   mean\ncommit-log   1235  1.5ms\nkeep-open: skipped, no such setting\n");
+    }
+
+    #[test]
+    fn a_ratio_needs_both_rows() {
+        let row = |name: &str, us: f64| Row::from_iter([("name".into(), json!(name)), ("mean_us".into(), json!(us))]);
+        let rows = [row("commit-log", 5.0), row("keep-open", 100.0)];
+        let say = |a, b| Ratio::new("mean_us", a, b).say(&rows);
+        assert_eq!(say("commit-log", "keep-open").unwrap(), "mean_us: commit-log is 1/20.0 of keep-open\n");
+        assert_eq!(say("keep-open", "commit-log").unwrap(), "mean_us: keep-open is 20.00 of commit-log\n");
+        assert_eq!(say("keep-open", "none"), None);
     }
 
     #[test]

@@ -44,8 +44,8 @@ pub struct Server {
 /// A child that does not outlive this value.
 struct Owned {
     child: Child,
-    /// What asks it to end.
-    signal: &'static str,
+    /// What asks it to end, where more than one process has to. The others are killed: their files go with them.
+    signal: Option<&'static str>,
     /// Kept, so that it may go on printing.
     _stdout: Option<BufReader<ChildStdout>>,
 }
@@ -66,7 +66,7 @@ impl Server {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(fs::File::create(&log)?);
         let mut child = command.spawn().with_context(|| format!("cannot start {}", binary.display()))?;
         let stdout = child.stdout.take().map(BufReader::new);
-        let mut child = Owned { child, signal: "TERM", _stdout: stdout };
+        let mut child = Owned { child, signal: None, _stdout: stdout };
         let mut line = String::new();
         if let Some(stdout) = &mut child._stdout {
             stdout.read_line(&mut line)?;
@@ -99,7 +99,7 @@ impl Server {
         };
         let binary = find(program).with_context(|| format!("{program} is not installed"))?;
         let version = version(&binary)?;
-        let mut signal = "TERM";
+        let mut signal = None;
         let mut command = Command::new(&binary);
         let port_text = port.to_string();
         // Those that have left may not be gone yet when others come.
@@ -127,8 +127,8 @@ impl Server {
             Peer::Postgres => {
                 let data = dir.join("postgres");
                 init_postgres(&binary, dir, &data)?;
-                // TERM would wait for the clients, INT does not.
-                signal = "INT";
+                // At once, with all its processes, and without a last checkpoint.
+                signal = Some("QUIT");
                 command.args(["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-p", &port_text]);
                 command.args(["-c", "synchronous_commit=on", "-c", "fsync=on", "-c", "shared_buffers=256MB"]);
                 command.arg("-c").arg(format!("max_connections={}", clients + 20)).arg("-D").arg(&data);
@@ -173,12 +173,13 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // Sending a signal is the one thing std has no call for; the shell's own `kill` is on every machine. The process
-        // is our child and not yet waited for, so the number is still its.
+        // Sending a signal is the one thing std has no call for; the shell's own `kill` is on every machine. The
+        // process is our child and not yet waited for, so the number is still its.
         let pid = self.child.id().to_string();
-        let asked = Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", self.signal, &pid]).status();
+        let ask = |signal| Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", signal, &pid]).status();
+        let asked = self.signal.is_some_and(|signal| ask(signal).is_ok_and(|status| status.success()));
         let began = Instant::now();
-        while asked.as_ref().is_ok_and(|status| status.success()) && began.elapsed() < END_PATIENCE {
+        while asked && began.elapsed() < END_PATIENCE {
             match self.child.try_wait() {
                 Ok(None) => thread::sleep(POLL),
                 _ => return,
@@ -224,7 +225,10 @@ fn init_postgres(postgres: &Path, dir: &Path, data: &Path) -> Result<()> {
         chown(data, Some(user), Some(group))?;
     }
     let mut command = Command::new(&initdb);
-    command.args(["-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-D"]).arg(data).current_dir(dir);
+    command
+        .args(["-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync", "-D"])
+        .arg(data)
+        .current_dir(dir);
     as_unprivileged(&mut command)?;
     let made = command.output().with_context(|| format!("cannot start {}", initdb.display()))?;
     if !made.status.success() {
@@ -294,7 +298,7 @@ mod tests {
     fn a_child_ends_with_its_owner() {
         let child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id();
-        drop(Owned { child, signal: "TERM", _stdout: None });
+        drop(Owned { child, signal: Some("TERM"), _stdout: None });
         assert!(process::usage_of_family(pid).is_none());
     }
 }

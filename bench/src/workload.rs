@@ -13,8 +13,8 @@ pub struct Workload {
 /// In which order keys come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Each as likely as every other; but requests that are under way together never meet on a key, where there are keys
-    /// enough, as some servers refuse a second durable write of a key while the first is under way.
+    /// Each as likely as every other; but requests that are under way together never meet on a key, where there are
+    /// keys enough, as some servers refuse a second durable write of a key while the first is under way.
     Random,
     /// One after the other, each once a round: to fill a store.
     Sequential,

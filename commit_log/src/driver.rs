@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Class, Context, Next, PoolKind, Pools, Task, TaskHandle};
-use types::rank::{Mutex, Rank};
+use types::rank::Rank;
 
 use crate::LogError;
 use crate::log::{Lead, Log};
+use crate::sync::{Mutex, thread};
 
 /// While the disk is full, it is looked at again this often.
 const ROOM_PAUSE: Duration = Duration::from_millis(100);
@@ -30,7 +31,7 @@ pub(crate) struct Running {
 
 enum Leader {
     Task(TaskHandle),
-    Thread { call: Arc<Bay<Call>>, handle: Mutex<Option<std::thread::JoinHandle<()>>> },
+    Thread { call: Arc<Bay<Call>>, handle: Mutex<Option<thread::JoinHandle<()>>> },
 }
 
 #[derive(Default)]
@@ -66,7 +67,7 @@ impl Running {
                 });
                 let handle = handle.lock().take();
                 if let Some(handle) = handle
-                    && handle.thread().id() != std::thread::current().id()
+                    && handle.thread().id() != thread::current().id()
                 {
                     handle.join().expect("the log's thread ends by returning");
                 }
@@ -90,7 +91,7 @@ impl Log {
             Driver::Thread => {
                 let call = Arc::new(Bay::new(Call::default()));
                 let (log, heard) = (Arc::downgrade(self), Arc::clone(&call));
-                let thread = std::thread::Builder::new().name("commit-log".to_owned());
+                let thread = thread::Builder::new().name("commit-log".to_owned());
                 let handle = thread.spawn(move || serve(&log, &heard));
                 let handle =
                     handle.map_err(LogError::io("start a thread for", std::path::Path::new("the commit log")))?;

@@ -12,6 +12,31 @@
 //! ```
 //! There is no timer and no smallest batch: whoever leads takes what waits and syncs at once.
 //!
+//! What it costs, in medians of turns taken in one run (`cargo bench -p commit_log`, 2026-11-21, two virtual cores, ext4 on
+//! virtio, other programs at work on the same disk: believe the ratios). On a file written full of zeros before, µs:
+//!
+//! | bytes | write + fdatasync | RWF_DSYNC | O_DIRECT and O_DSYNC |
+//! |---|---|---|---|
+//! | 4 KiB | 263 | as fdatasync | 223 |
+//! | 16 KiB | 198 | | 153 |
+//! | 32 KiB | 115 | 113 | 99 |
+//! | 64 KiB | 280 | | 220 |
+//! | 256 KiB | 184 | 183 | 149 |
+//!
+//! So segments are written past the page cache where the file system lets us, 12 to 23 % sooner, and else written and synced.
+//! RWF_DSYNC gains nothing over fdatasync; io_uring was not tried: there is one write under way at a time.
+//!
+//! Clients in a closed loop over 1024 vBuckets, one change of 512 bytes each, changes per second in the two quieter runs:
+//!
+//! | clients | task leads | thread leads | submitter leads |
+//! |---|---|---|---|
+//! | 1 | 10 k (100 µs a sync) | 10.5 k (95) | 11 k (91) |
+//! | 64 | 35-43 k | 39-41 k | 18-38 k |
+//! | 500 | 125-278 k | 149-306 k | 146-559 k |
+//! | 2000 | 379-540 k | 230-510 k | 434-530 k |
+//!
+//! A task and a thread are alike within the noise; leading oneself saves the wake-up, and does not overlap with submitting.
+//!
 //! The bytes are told in `docs/FORMAT.md`. This crate has not heard of vBucket files, hash tables or clients.
 
 #![forbid(unsafe_code)]
@@ -28,6 +53,9 @@ mod scan;
 mod segment;
 mod space;
 pub mod stats;
+#[cfg(all(test, shuttle))]
+mod storms;
+mod sync;
 mod writer;
 
 pub use driver::Driver;

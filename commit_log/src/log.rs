@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use changelog::VbRecord;
 use env::Env;
-use types::rank::{Mutex, Rank};
+use types::rank::Rank;
 use types::{BucketUuid, Item, Seqno, VbId};
 
 use crate::batch::Batch;
@@ -14,9 +14,10 @@ use crate::driver::Running;
 use crate::error::LogError;
 use crate::format::{RECORD_HEADER_BYTES, SegmentHeader};
 use crate::recovery::{self, Opened, Replayed};
-use crate::segment::{self, Trouble};
+use crate::segment::{self, Pace, Trouble};
 use crate::space::{Key, Mark, Space};
 use crate::stats::{self, LogStats};
+use crate::sync::Mutex;
 use crate::writer::Writer;
 use crate::{Options, format};
 
@@ -242,14 +243,16 @@ impl Log {
         }
         drop(queue);
         let halt = self.write(&mut writer).err();
-        if let Some(Halt::Poison(reason)) = &halt {
-            self.poison(reason);
-        }
         if halt.is_none() {
             writer.clear();
         }
         let mut queue = self.queue.lock();
-        if queue.poisoned.is_some() {
+        if let Some(Halt::Poison(reason)) = &halt {
+            queue.poisoned.get_or_insert_with(|| Arc::clone(reason));
+        }
+        if let Some(reason) = queue.poisoned.clone() {
+            drop(queue);
+            self.tell_poisoned(&reason);
             return Lead::Stopped;
         }
         queue.writer = Some(writer);
@@ -379,12 +382,16 @@ impl Log {
 
         let made = match spare {
             Some(mut spare) => match spare.begin(&self.env, header) {
-                Ok(()) => Ok(spare),
+                Ok(()) => {
+                    stats::RECYCLED.inc();
+                    Ok(spare)
+                }
                 Err(trouble) => Err((trouble, Some(spare))),
             },
             None => {
                 let path = self.dir.join(segment::file_name(number));
-                segment::create(&self.env, path, header).map_err(|trouble| (trouble, None))
+                stats::CREATED.inc();
+                segment::create(&self.env, path, header, Pace::Beside).map_err(|trouble| (trouble, None))
             }
         };
 
@@ -491,15 +498,20 @@ impl Log {
         }
     }
 
+    /// For those who do not lead. If somebody does, it is told when the write under way is over, and not before.
     fn poison(&self, reason: &Arc<str>) {
         let mut queue = self.queue.lock();
-        if queue.poisoned.is_some() {
-            return;
-        }
-        queue.poisoned = Some(Arc::clone(reason));
-        let dropped = std::mem::take(&mut queue.waiting);
-        queue.writer = None;
+        queue.poisoned.get_or_insert_with(|| Arc::clone(reason));
+        let nobody_leads = queue.writer.take().is_some();
         drop(queue);
+        if nobody_leads {
+            self.tell_poisoned(reason);
+        }
+    }
+
+    /// Called by the last owner of the writer, so once.
+    fn tell_poisoned(&self, reason: &str) {
+        let dropped = std::mem::take(&mut self.queue.lock().waiting);
         drop(dropped);
         tracing::error!("the commit log is not written any more, restart to see what the disk holds: {reason}");
         if let Some(observer) = self.observer.get() {

@@ -14,9 +14,11 @@ use types::{BucketUuid, Item, Seqno, VbId};
 use crate::Options;
 use crate::codec;
 use crate::error::LogError;
-use crate::format::{BLOCK_BYTES, DATA_AT, FLAG_VB_RECORD, RecordKind, SegmentHeader, Slot, seed};
+use crate::format::{
+    BLOCK_BYTES, DATA_AT, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader, Slot, seed,
+};
 use crate::scan::{Found, Walk, record_at};
-use crate::segment::{self, Segment, Trouble};
+use crate::segment::{self, Pace, Segment, Trouble};
 use crate::space::{Key, Mark, Marks};
 
 /// What one record says, in the order it was written.
@@ -64,7 +66,7 @@ impl Candidate {
             Slot::Valid(header) => Some((*header, slot)),
             _ => None,
         });
-        valid.max_by_key(|(header, _)| header.sequence)
+        valid.max_by_key(|(header, _)| (header.sequence, header.segment_bytes))
     }
 
     fn into_segment(self, header: SegmentHeader, slot: u8) -> Segment {
@@ -148,9 +150,12 @@ pub(crate) fn choose(dir: &Path, candidates: Vec<Candidate>) -> Result<Chosen, L
     // its header was destroyed.
     let next = newest.sequence + 1;
     for candidate in &surplus {
-        let mut bytes = vec![0; candidate.size as usize];
-        env::read_exact_at(&*candidate.file, &mut bytes, 0).map_err(LogError::io("read", &candidate.path))?;
-        if record_at(&bytes, seed(newest.log_id, next), DATA_AT).is_some() {
+        let mut bytes = [0; RECORD_HEADER_BYTES];
+        if candidate.size < DATA_AT + bytes.len() as u64 {
+            continue;
+        }
+        env::read_exact_at(&*candidate.file, &mut bytes, DATA_AT).map_err(LogError::io("read", &candidate.path))?;
+        if RecordHeader::decode(&bytes, seed(newest.log_id, next), DATA_AT).is_some() {
             let what = format!("holds records of segment {next}, but no header that says so");
             return Err(candidate.damaged(0, what, format!("what is in segment {next}, the newest")));
         }
@@ -203,7 +208,7 @@ pub(crate) fn open(
         let header = SegmentHeader { log_id, sequence: 1, oldest: 1, segment_bytes: options.segment_bytes };
         let path = dir.join(segment::file_name(next_number));
         next_number += 1;
-        segments.push(segment::create(env, path.clone(), header).map_err(refused(&path))?);
+        segments.push(segment::create(env, path.clone(), header, Pace::Hurry).map_err(refused(&path))?);
         marks.push(Marks::new());
     } else if reading.last.is_some() {
         let active = &segments[active_at];
@@ -215,7 +220,7 @@ pub(crate) fn open(
     }
     for segment in segments.iter_mut().skip(active_at + usize::from(reading.last.is_some())) {
         let path = segment.path.clone();
-        segment.renew_header().map_err(refused(&path))?;
+        segment.renew_header(options.segment_bytes).map_err(refused(&path))?;
     }
     env.storage.sync_dir(dir).map_err(LogError::io("sync directory", dir))?;
     for segment in &mut segments {
@@ -252,11 +257,14 @@ fn read_all(
     for (n, segment) in segments.iter().enumerate() {
         segment.read(&mut bytes)?;
         let seed = segment.header.seed();
-        if let (Some((last, end, _)), Some(first)) = (reading.last, record_at(&bytes, seed, DATA_AT))
-            && reading.prev != Some(first.header.prev)
+        if n > 0
+            && let Some(first) = record_at(&bytes, seed, DATA_AT)
         {
-            // The last write to a segment is durable before the first to the next begins.
-            return Err(damaged(&segments[last], end, Some(&first)));
+            // No segment is left before it has a record, and its last write is durable before the first to the next begins.
+            let end = reading.last.filter(|(last, ..)| *last == n - 1).map(|(_, end, _)| end);
+            if end.is_none() || reading.prev != Some(first.header.prev) {
+                return Err(damaged(&segments[n - 1], end.unwrap_or(DATA_AT), &first));
+            }
         }
         let mut walk = Walk::new(&bytes, seed, reading.prev);
         while let Some(found) = walk.next() {
@@ -265,7 +273,7 @@ fn read_all(
         }
         reading.prev = walk.prev;
         if let Some(witness) = walk.witness() {
-            return Err(damaged(segment, walk.at, Some(&witness)));
+            return Err(damaged(segment, walk.at, &witness));
         }
         if reading.last.is_some_and(|(last, ..)| last == n) {
             std::mem::swap(&mut bytes, &mut last_bytes);
@@ -274,16 +282,13 @@ fn read_all(
     Ok((reading, last_bytes))
 }
 
-fn damaged(segment: &Segment, at: u64, next: Option<&Found<'_>>) -> LogError {
+fn damaged(segment: &Segment, at: u64, next: &Found<'_>) -> LogError {
     let sequence = segment.header.sequence;
-    let lost = match next {
-        Some(found) => format!(
-            "records of segment {sequence} from this place on; the next that can be read, for vBucket {} seqnos {}..={}, \
-             was written after it",
-            found.header.vb, found.header.first, found.header.last
-        ),
-        None => format!("records of segment {sequence} from this place on"),
-    };
+    let lost = format!(
+        "records of segment {sequence} from this place on; the next that can be read, for vBucket {} seqnos {}..={}, was \
+         written after it",
+        next.header.vb, next.header.first, next.header.last
+    );
     LogError::Damaged {
         path: segment.path.clone(),
         offset: at,

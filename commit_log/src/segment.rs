@@ -12,8 +12,23 @@ use env::{Env, File, OpenMode, write_all_at};
 use crate::error::LogError;
 use crate::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, Slot};
 
-/// Zeros are synced each time so many bytes were written, so that the log's own syncs do not wait behind them for long.
-const ZERO_STEP_BYTES: u64 = 256 << 10;
+/// How zeros are written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pace {
+    /// Nobody else writes yet.
+    Hurry,
+    /// In steps, each synced, so that the log's own syncs do not wait behind them for long.
+    Beside,
+}
+
+impl Pace {
+    fn step_bytes(self) -> u64 {
+        match self {
+            Pace::Hurry => 8 << 20,
+            Pace::Beside => 256 << 10,
+        }
+    }
+}
 
 /// A segment file in its present life.
 ///
@@ -60,10 +75,10 @@ pub(crate) fn file_number(name: &str) -> Option<u32> {
 }
 
 /// Makes a new file full of zeros, durable under its name, with its first header.
-pub(crate) fn create(env: &Env, path: PathBuf, header: SegmentHeader) -> Result<Segment, Trouble> {
+pub(crate) fn create(env: &Env, path: PathBuf, header: SegmentHeader, pace: Pace) -> Result<Segment, Trouble> {
     let storage = &*env.storage;
     let file = storage.open(&path, OpenMode::CreateNew).map_err(Trouble::no_room("create", &path))?;
-    let made = fill(&*file, &path, 0, header.segment_bytes).and_then(|()| {
+    let made = fill(&*file, &path, 0, header.segment_bytes, pace).and_then(|()| {
         let dir = path.parent().unwrap_or(Path::new("."));
         storage.sync_dir(dir).map_err(Trouble::sync(dir))
     });
@@ -77,8 +92,8 @@ pub(crate) fn create(env: &Env, path: PathBuf, header: SegmentHeader) -> Result<
     Ok(segment)
 }
 
-fn fill(file: &dyn File, path: &Path, mut at: u64, bytes: u64) -> Result<(), Trouble> {
-    let zeros = vec![0; ZERO_STEP_BYTES.min(bytes) as usize];
+fn fill(file: &dyn File, path: &Path, mut at: u64, bytes: u64, pace: Pace) -> Result<(), Trouble> {
+    let zeros = vec![0; pace.step_bytes().min(bytes) as usize];
     while at < bytes {
         let step = zeros.len().min((bytes - at) as usize);
         write_all_at(file, &zeros[..step], at).map_err(Trouble::no_room("write", path))?;
@@ -91,10 +106,7 @@ fn fill(file: &dyn File, path: &Path, mut at: u64, bytes: u64) -> Result<(), Tro
 impl Segment {
     /// Starts another life of the file. Its old records are none from here on.
     pub fn begin(&mut self, env: &Env, header: SegmentHeader) -> Result<(), Trouble> {
-        if self.file_bytes < header.segment_bytes {
-            fill(&*self.file, &self.path, self.file_bytes, header.segment_bytes)?;
-            self.file_bytes = header.segment_bytes;
-        }
+        self.grow(header.segment_bytes)?;
         self.write_header(1 - self.slot, header)?;
         if self.durable.is_none() {
             // Without it the log is slower, not worse.
@@ -103,9 +115,22 @@ impl Segment {
         Ok(())
     }
 
-    /// Writes the header where it is once more, for the case that the sync after the first time failed.
-    pub fn renew_header(&mut self) -> Result<(), Trouble> {
-        self.write_header(self.slot, self.header)
+    /// For a segment without records: writes its header once more, in case the sync after the first time failed; with
+    /// another size, if that was changed.
+    pub fn renew_header(&mut self, segment_bytes: u64) -> Result<(), Trouble> {
+        if self.header.segment_bytes == segment_bytes {
+            return self.write_header(self.slot, self.header);
+        }
+        self.grow(segment_bytes)?;
+        self.write_header(1 - self.slot, SegmentHeader { segment_bytes, ..self.header })
+    }
+
+    fn grow(&mut self, bytes: u64) -> Result<(), Trouble> {
+        if self.file_bytes < bytes {
+            fill(&*self.file, &self.path, self.file_bytes, bytes, Pace::Beside)?;
+            self.file_bytes = bytes;
+        }
+        Ok(())
     }
 
     fn write_header(&mut self, slot: u8, header: SegmentHeader) -> Result<(), Trouble> {

@@ -13,13 +13,13 @@ metrics::metrics! {
     pub static BYTES: Counter = "log_bytes";
     /** Bytes written to the commit log's files, with what fills up blocks. */
     pub static DISK_BYTES: Counter = "log_disk_bytes";
-    /** Records taken into the commit log. */
+    /** Submissions taken into the commit log. */
     pub static SUBMITS: Counter = "log_submits";
     /** Times the commit log could not go on for want of room. */
     pub static FULL: Counter = "log_full";
     /** Commit log segments that were used again. */
     pub static RECYCLED: Counter = "log_segments_recycled";
-    /** Commit log segment files that were made. */
+    /** Commit log segment files that were begun. */
     pub static CREATED: Counter = "log_segments_created";
     /** Times the writer found no segment ready and had to make one itself. */
     pub static PREPARED_LATE: Counter = "log_segments_prepared_late";

@@ -137,7 +137,7 @@ fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, round
 fn every_submission_becomes_durable_whoever_leads() {
     for driver in [None, Some(Driver::Task), Some(Driver::Thread)] {
         let (env, _) = sim::env(1);
-        let (syncs, submits) = storm(&env, Path::new(DIR), driver, 6, 400);
+        let (syncs, submits) = storm(&env, Path::new(DIR), driver, 6, 405);
         assert!(syncs <= submits, "{driver:?}: {syncs} syncs for {submits} submissions");
     }
 }

@@ -26,6 +26,9 @@ pub enum Command {
     /// Look into couchstore files; needs no server
     #[command(subcommand)]
     File(File),
+    /// Put load on this server or its peers, and compare them
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Print every configuration key as Markdown
     #[command(hide = true)]
     Keys,

@@ -49,6 +49,7 @@ fn run(command: Command) -> Result<(), Refusal> {
         Command::Stats(options) => commands::stats::run(&options).or_exit(Exit::Failed),
         Command::Bucket(command) => commands::bucket::run(&command).or_exit(Exit::Failed),
         Command::File(command) => commands::file::run(&command),
+        Command::Bench(command) => bench::run(&command).or_exit(Exit::Failed),
         Command::Keys => {
             print!("{}", config::keys::markdown());
             Ok(())

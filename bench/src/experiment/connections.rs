@@ -10,11 +10,11 @@ use serde_json::json;
 use wire::Opcode;
 use wire::client::{RequestFrame, store_extras};
 
-use super::{Bench, Columns, Common};
+use super::{Bench, Common, Story};
 use crate::churn::{Churn, Outcome, Step};
 use crate::process::Usage;
 use crate::protocol::memcached::Binary;
-use crate::report::{Column, Row, fine, us, whole};
+use crate::report::{Column, Ratio, Row, us, whole};
 use crate::servers::{Peer, Server};
 use crate::slots::{Baseline, Slots};
 use crate::tally::tenths;
@@ -37,7 +37,7 @@ pub struct Connections {
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 const BASELINE_SLOTS: usize = 512;
 
-const COLUMNS: Columns = &[
+const COLUMNS: &[Column] = &[
     Column("conns/s", "conns_per_s", whole),
     Column("refused", "refused", whole),
     Column("starved", "starved", whole),
@@ -48,11 +48,10 @@ const COLUMNS: Columns = &[
     Column("longest gap", "longest_gap_us", us),
     Column("cpu/conn", "cpu_us_per_op", us),
     Column("half closed", "close_wait", whole),
-    Column("load", "load", fine),
 ];
 
 impl Connections {
-    pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Columns> {
+    pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Story> {
         let time = self.common.seconds(10.0, 2.0)?;
         let settee = self.common.settee()?;
         let one = [get_step(1, false)];
@@ -83,7 +82,11 @@ impl Connections {
                 bench.rows.push(self.row(name, &outcome));
             }
         }
-        Ok(COLUMNS)
+        let ratios = vec![
+            Ratio::new("conns_per_s", "open-bucket", "memcached"),
+            Ratio::new("conns_per_s", "list-512", "scan-512"),
+        ];
+        Ok(Story { columns: COLUMNS, ratios })
     }
 
     #[allow(clippy::too_many_arguments, reason = "one row's whole description, said in one place")]

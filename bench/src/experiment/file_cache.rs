@@ -1,5 +1,5 @@
-//! What a durable write costs when each vBucket's file is committed by itself, with and without opening it anew, and when
-//! one log is synced for all.
+//! What a durable write costs when each vBucket's file is committed by itself, with and without opening it anew, and
+//! when one log is synced for all.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use anyhow::{Result, bail};
 use clap::Args;
 use types::Level;
 
-use super::{Bench, Columns, Common};
+use super::{Bench, Common, Story};
 use crate::load::{self, Load, Until, Watch};
-use crate::report;
+use crate::report::{self, Ratio};
 use crate::servers::Server;
 use crate::workload::{Order, Workload};
 
@@ -41,8 +41,8 @@ const CASES: &[(&str, Option<Level>, &[&str])] = &[
 ];
 
 impl FileCache {
-    pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Columns> {
-        let time = self.common.seconds(20.0, 5.0)?;
+    pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Story> {
+        let time = self.common.seconds(20.0, 4.0)?;
         let settee = self.common.settee()?;
         for round in 1..=self.common.rounds() {
             for (name, level, settings) in CASES {
@@ -61,7 +61,13 @@ impl FileCache {
                 }
             }
         }
-        Ok(report::LOAD_COLUMNS)
+        let ratios = vec![
+            Ratio::new("mean_us", "keep-open", "close-each-time"),
+            Ratio::new("mean_us", "commit-log", "keep-open"),
+            Ratio::new("p999_us", "commit-log", "keep-open"),
+            Ratio::new("ops_per_s", "commit-log", "no-durability"),
+        ];
+        Ok(Story { columns: report::LOAD_COLUMNS, ratios })
     }
 
     fn measure(

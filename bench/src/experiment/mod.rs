@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::report::{Column, Row};
+use crate::report::{Column, Ratio, Row};
 use crate::{machine, report};
 
 #[derive(Subcommand, Debug)]
@@ -38,7 +38,8 @@ pub struct Common {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Where scratch directories are made; decides which disk is measured [default: the temporary directory, unless it is memory]
+    /// Where scratch directories are made; decides which disk is measured [default: the temporary directory, unless it
+    /// is memory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Each row is measured this often, rows taking turns; medians are told [default: 3, with --quick 1]
@@ -113,7 +114,7 @@ impl Experiment {
         let scratch = machine::scratch(common.dir.as_deref())?;
         let fdatasync = machine::probe_sync(scratch.path(), if common.quick { 500 } else { 3000 })?;
         let mut bench = Bench { stop, scratch, rows: Rows::default(), versions: BTreeMap::new() };
-        let columns = match self {
+        let story = match self {
             Experiment::Peers(e) => e.run(&mut bench)?,
             Experiment::Connections(e) => e.run(&mut bench)?,
             Experiment::Wakeups(e) => e.run(&mut bench)?,
@@ -146,7 +147,12 @@ impl Experiment {
             common.rounds(),
             if common.quick { ", --quick: good for a look only" } else { "" }
         );
-        report::print(&(text + &report::table(&rows, columns)))
+        text += &report::table(&rows, story.columns);
+        let ratios: String = story.ratios.iter().filter_map(|ratio| ratio.say(&rows)).collect();
+        if !ratios.is_empty() {
+            text += &format!("\n{ratios}");
+        }
+        report::print(&text)
     }
 }
 
@@ -167,8 +173,8 @@ impl Rows {
         self.push(report::skipped(name, reason));
     }
 
-    /// One row a name: each number the median over the rounds, but for errors and the like, which are summed. A row that
-    /// was skipped in one round is told by the others.
+    /// One row a name: each number the median over the rounds, but for errors and the like, which are summed. A row
+    /// that was skipped in one round is told by the others.
     fn medians(self) -> Vec<Row> {
         const SUMS: &[&str] = &["errors", "refused", "misses", "connections_lost", "unfinished", "close_wait", "lost"];
         let median_of = |rounds: Vec<Row>| {
@@ -207,7 +213,12 @@ fn number(n: f64) -> Value {
     if n.fract() == 0.0 && n.abs() < 1e15 { json!(n as i64) } else { json!(n) }
 }
 
-type Columns = &'static [Column];
+/// How the rows are shown.
+struct Story {
+    columns: &'static [Column],
+    /// Told beneath the table.
+    ratios: Vec<Ratio>,
+}
 
 #[cfg(test)]
 mod tests {

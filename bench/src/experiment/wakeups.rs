@@ -1,8 +1,8 @@
 //! From the moment a task is woken to the moment it runs.
 //!
-//! Each wake waits for the run it caused, then for a random while: mostly long enough for the worker to be fast asleep, and
-//! every fourth time next to nothing, so that the wake comes just as the worker lies down. That is the moment at which the
-//! old order of steps loses wakes, and at which the right one must not.
+//! Each wake waits for the run it caused, then for a random while: mostly long enough for the worker to be fast asleep,
+//! and every fourth time next to nothing, so that the wake comes just as the worker lies down. That is the moment at
+//! which the old order of steps loses wakes, and at which the right one must not.
 
 use std::collections::VecDeque;
 use std::hint::{black_box, spin_loop};
@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use scheduler::{Context, Next, PoolConfig, PoolKind, Pools, Stop, Task, TaskHandle};
 use serde_json::json;
 
-use super::{Bench, Columns, Common};
-use crate::report::{Column, Row, us, whole};
+use super::{Bench, Common, Story};
+use crate::report::{Column, Ratio, Row, us, whole};
 use crate::tally::Latencies;
 use crate::workload::Dice;
 
@@ -34,15 +34,16 @@ pub struct Wakeups {
 
 /// The poll that kept the old order of steps from hanging for ever; as long as that of the scheduler it comes from.
 const FALL_BACK: Duration = Duration::from_secs(2);
-/// Between the two steps of the old order lie about a hundred nanoseconds, in which the kernel may take the processor away
-/// at any time. Once in so many passes the worker gives it up there by itself, or one would wait for days to see it.
+/// Between the two steps of the old order lie about a hundred nanoseconds, in which the kernel may take the processor
+/// away at any time. Once in so many passes the worker gives it up there by itself, or one would wait for days to see
+/// it.
 const PAUSE_EVERY: u32 = 256;
 /// A wake that took this long was lost, and found by the fall-back.
 const LOST_NS: u64 = 1_000_000_000;
 /// Of a hundred, how much of each core the load takes.
 const LOAD_PCT: u32 = 80;
 
-const COLUMNS: Columns = &[
+const COLUMNS: &[Column] = &[
     Column("wakes", "ops", whole),
     Column("lost", "lost", whole),
     Column("mean", "mean_us", us),
@@ -54,7 +55,7 @@ const COLUMNS: Columns = &[
 ];
 
 impl Wakeups {
-    pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Columns> {
+    pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Story> {
         let wakes = self.wakes.unwrap_or(if self.common.quick { 5_000 } else { 100_000 });
         // Lost wakes take two seconds each, so this is about the broken one.
         let patience = self.common.seconds(60.0, 10.0)?;
@@ -74,7 +75,13 @@ impl Wakeups {
                 bench.rows.push(row(name, wakes, &latencies));
             }
         }
-        Ok(COLUMNS)
+        let ratios = vec![
+            Ratio::new("p50_us", "idle", "futex"),
+            Ratio::new("p9999_us", "idle", "futex"),
+            Ratio::new("p50_us", "loaded", "futex-loaded"),
+            Ratio::new("p9999_us", "loaded", "futex-loaded"),
+        ];
+        Ok(Story { columns: COLUMNS, ratios })
     }
 }
 
@@ -257,8 +264,8 @@ impl Drop for Bare {
     }
 }
 
-/// The order of steps that was wrong for ten years: the worker looks at the queue, finds nothing, and only then, in a second
-/// step, says that it sleeps. Who pushes between the two sees nobody to wake.
+/// The order of steps that was wrong for ten years: the worker looks at the queue, finds nothing, and only then, in a
+/// second step, says that it sleeps. Who pushes between the two sees nobody to wake.
 struct OldOrder {
     state: Arc<OldState>,
     thread: Option<JoinHandle<()>>,

@@ -1,6 +1,6 @@
 //! etcd v3 through its JSON gateway on HTTP/1.1. The gateway is a door into the same server: each request costs it a
-//! translation to and from its native calls, so its processor time is above that of a native client; its durable path is
-//! the same.
+//! translation to and from its native calls, so its processor time is above that of a native client; its durable path
+//! is the same.
 
 use std::collections::VecDeque;
 use std::net::TcpStream;

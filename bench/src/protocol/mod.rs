@@ -68,7 +68,8 @@ pub trait Protocol: Send {
     fn parse(&mut self, input: &[u8]) -> Result<Parsed>;
 }
 
-/// Sends bytes and reads until `look` has found what it looks for: enough for the few steps of making a connection ready.
+/// Sends bytes and reads until `look` has found what it looks for: enough for the few steps of making a connection
+/// ready.
 pub(crate) fn exchange<T>(
     stream: &mut TcpStream,
     request: &[u8],
@@ -94,9 +95,10 @@ pub(crate) fn line(input: &[u8]) -> Option<(&[u8], usize)> {
     Some((&input[..end], end + 2))
 }
 
-/// Decimal digits as a number; `None` if they are none, or too many.
+/// Decimal digits as a length; `None` if they are none, or say more than 4 GiB.
 pub(crate) fn decimal(digits: &[u8]) -> Option<usize> {
-    std::str::from_utf8(digits).ok()?.parse().ok()
+    let number: u32 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    usize::try_from(number).ok()
 }
 
 /// A server's words, fit for a table.

@@ -1,0 +1,27 @@
+//! The few primitives the log is built from, so that shuttle can stand in for them.
+
+#[cfg(not(shuttle))]
+mod chosen {
+    pub use std::thread;
+    pub use types::rank::Mutex;
+}
+
+#[cfg(shuttle)]
+mod chosen {
+    pub use shuttle::thread;
+    use types::rank::Rank;
+
+    pub struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub fn ranked(_: Rank, value: T) -> Mutex<T> {
+            Mutex(shuttle::sync::Mutex::new(value))
+        }
+
+        pub fn lock(&self) -> shuttle::sync::MutexGuard<'_, T> {
+            self.0.lock().expect("nothing panics under this lock")
+        }
+    }
+}
+
+pub use chosen::*;
