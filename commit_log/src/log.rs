@@ -406,6 +406,8 @@ impl Log {
             Err((trouble, spare)) => {
                 space.files -= usize::from(spare.is_none());
                 space.spares.extend(spare);
+                // Whether its header reached the disk is not known, so no other file may get the same sequence.
+                space.preparing = matches!(trouble, Trouble::Poison(_));
                 Err(trouble)
             }
         };

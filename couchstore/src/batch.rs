@@ -141,6 +141,12 @@ impl<'a> Batch<'a> {
         self.poison_if_failed(saved)
     }
 
+    /// What [`CommitOutcome::replaced`] will say, as far as the batch is saved: so that whoever counts documents can put the
+    /// counts into the same commit without looking the ids up twice.
+    pub fn replaced(&self) -> &[Option<DocInfo>] {
+        &self.replaced
+    }
+
     /// Makes the batch the file's newest commit. `Ok` means it outlives power loss. `timestamp_ns` is kept by files of
     /// version 13 and later.
     ///

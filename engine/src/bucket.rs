@@ -319,6 +319,9 @@ impl Bucket {
         if self.store.disk_full() {
             return Err(OpError::DiskFull);
         }
+        if self.store.log_full() {
+            return Err(OpError::Temporary("the commit log is full until more of it is filed".into()));
+        }
         let (used, quota) = (self.memory_used() + grows_by as u64, self.quota_bytes());
         if used > quota {
             self.refuse_for_memory();

@@ -11,6 +11,7 @@ use engine::*;
 use env::Env;
 use env::sim::SimClock;
 use parking_lot::Mutex;
+use persist::LogOptions;
 use scheduler::Stepper;
 use types::{Cas, Level, VbId};
 
@@ -33,9 +34,9 @@ struct Told {
     cas: BTreeMap<u16, Cas>,
 }
 
-fn workload(env: &Env, clock: &SimClock) -> Told {
+fn workload(env: &Env, clock: &SimClock, log: &Option<LogOptions>) -> Told {
     let mut told = Told::default();
-    let Ok((stepper, engine, _)) = try_open(env, clock) else { return told };
+    let Ok((stepper, engine, _)) = try_open_with(env, clock, log.clone()) else { return told };
     let Ok(bucket) = engine.create_bucket(spec()) else { return told };
     let letters = Arc::new(Letters::default());
     let mut number = 0;
@@ -87,8 +88,9 @@ fn pump(stepper: &Stepper) {
     stepper.run_until_idle();
 }
 
-fn check(env: &Env, clock: &SimClock, told: &Told) {
-    let (stepper, engine, _) = try_open(env, clock).expect("a power cut leaves nothing that refuses to open");
+fn check(env: &Env, clock: &SimClock, log: &Option<LogOptions>, told: &Told) {
+    let (stepper, engine, _) =
+        try_open_with(env, clock, log.clone()).expect("a power cut leaves nothing that refuses to open");
     let Some(bucket) = engine.bucket("default") else {
         assert!(told.acknowledged.is_empty(), "the bucket is gone with what it acknowledged");
         return;
@@ -128,17 +130,19 @@ fn check(env: &Env, clock: &SimClock, told: &Told) {
 
 #[test]
 fn an_acknowledged_durable_write_survives_power_loss_before_every_io() {
-    let clock = SimClock::new();
-    let whole = workload(&env::sim::env(11).0, &clock);
-    assert!(whole.acknowledged.len() >= 4, "the workload acknowledges durable writes when nothing goes wrong");
-    let start = env::sim::env(11).1;
-    env::sim::cut_everywhere(
-        &start,
-        1,
-        |env| workload(env, &clock),
-        |sim, told| {
-            let env = sim.env();
-            check(&env, &sim.clock, told)
-        },
-    );
+    for log in [None, Some(small_log())] {
+        let clock = SimClock::new();
+        let whole = workload(&env::sim::env(11).0, &clock, &log);
+        assert!(whole.acknowledged.len() >= 4, "the workload acknowledges durable writes when nothing goes wrong");
+        let start = env::sim::env(11).1;
+        env::sim::cut_everywhere(
+            &start,
+            1,
+            |env| workload(env, &clock, &log),
+            |sim, told| {
+                let env = sim.env();
+                check(&env, &sim.clock, &log, told)
+            },
+        );
+    }
 }

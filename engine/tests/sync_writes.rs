@@ -19,7 +19,7 @@ fn ambiguous(answer: Option<OpResult>) {
 fn stuck_disk(w: &World) {
     w.sim.storage.arm(
         FaultPlan::new()
-            .rule(Rule::new(Io::Open, Fault::Errno(EIO)).sticky())
+            .rule(Rule::new(Io::Write, Fault::Errno(EIO)).sticky())
             .rule(Rule::new(Io::Create, Fault::Errno(EIO)).sticky()),
     );
 }

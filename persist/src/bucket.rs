@@ -10,7 +10,7 @@ use types::{Cas, DocKey, Item, Kind, Meta, RevSeqno, Seqno, VbId};
 
 use crate::error::{Damage, Damages, StoreError};
 use crate::names;
-use crate::queue::{Urgency, Work};
+use crate::queue::Urgency;
 use crate::spec::BucketSpec;
 use crate::stats::BucketStoreStats;
 use crate::vb::{Committed, Done, Home, Nudge, Vb};
@@ -131,10 +131,12 @@ impl BucketStore {
         self.home.shared.changed(self.vb(vb), urgency);
     }
 
-    /// Version of the changelog's record that the file holds; `None`: none it was attached with or given since.
+    /// Version of the changelog's record that is durable; `None`: none it was attached with or given since.
     pub fn recorded(&self, vb: VbId) -> Option<u64> {
-        let version = self.vb(vb).attached()?.recorded.load(Ordering::Acquire);
-        (version != u64::MAX).then_some(version)
+        let attached = self.vb(vb).attached()?;
+        let version = attached.recorded.load(Ordering::Acquire);
+        let logged = attached.records.lock().logged().map(|(version, _)| version);
+        logged.max((version != u64::MAX).then_some(version))
     }
 
     /// Reads one document, alive or deleted, from the last good commit. `done` is called on a reader's thread, together
@@ -154,6 +156,11 @@ impl BucketStore {
         self.home.shared.disk_full.load(Ordering::Acquire)
     }
 
+    /// The commit log has no room, and will have some once more is filed: put off what writes.
+    pub fn log_full(&self) -> bool {
+        self.home.shared.logger().is_some_and(|logger| logger.is_full())
+    }
+
     /// Changes that are in no file yet.
     pub fn pending(&self) -> u64 {
         let pending = |vb: &Arc<Vb>| {
@@ -170,8 +177,8 @@ impl BucketStore {
             Some((vb.id, attached.log.marks.poisoned()?.to_owned()))
         };
         BucketStoreStats {
-            queued_vbs: self.vbs.iter().filter(|vb| vb.ticket().is_busy()).count() as u64,
-            waiting_vbs: self.vbs.iter().filter(|vb| vb.ticket().is_waiting()).count() as u64,
+            queued_vbs: self.vbs.iter().filter(|vb| vb.ticket.is_busy()).count() as u64,
+            waiting_vbs: self.vbs.iter().filter(|vb| vb.ticket.is_waiting()).count() as u64,
             pending_items: self.pending(),
             commits: counters.commits.load(Relaxed),
             items_written: counters.items_written.load(Relaxed),

@@ -1,9 +1,10 @@
 //! One commit of one vBucket's file: documents, `_local/vbstate` and collection counts, all or nothing.
 //!
-//! The file is opened for the commit and closed after it. What the commit builds on is read from the file, at the header
-//! that the last good commit left; so a failed commit cannot leak into the next one.
+//! What the commit builds on is read from the file, at the header that the last good commit left; so a failed commit cannot
+//! leak into the next one, whether the file was kept open or not.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use changelog::Slice;
 use couchstore::kv::CollectionStats;
@@ -14,6 +15,7 @@ use types::{CollectionId, Seqno};
 use crate::batch::{Batch, PREPARE_PREFIX};
 use crate::error::StoreError;
 use crate::facts::VbFacts;
+use crate::file_cache::is_out_of_files;
 use crate::stats::COMMITS;
 use crate::vb::{Committed, Vb, open_file, remove_if_there};
 use crate::{codec, names};
@@ -46,16 +48,18 @@ fn first_commit(vb: &Vb, slice: &Slice, batch: &Batch) -> Result<Committed, Stor
     let (boot, path) = (vb.home.dir.join(names::boot_file(vb.id)), vb.path(rev));
     remove_if_there(storage, &boot)?;
     let file = open_file(shared, &boot, OpenMode::CreateNew)?;
-    let mut couch = Couch::create(file, &boot, shared.options.format).map_err(StoreError::file(vb.id))?;
+    let mut couch = Couch::create(Arc::clone(&file), &boot, shared.options.format).map_err(StoreError::file(vb.id))?;
     let facts = VbFacts::new((*slice.record).clone());
     let committed = write(vb, &mut couch, rev, &facts, slice, batch)?;
     drop(couch);
     storage.rename(&boot, &path).map_err(StoreError::io("rename", &path))?;
-    storage.sync_dir(&vb.home.dir).map_err(|source| StoreError::SyncFailed {
-        vb: vb.id,
-        path: vb.home.dir.clone(),
-        source: source.into(),
+    storage.sync_dir(&vb.home.dir).map_err(|source| match is_out_of_files(&source) {
+        // The directory could not even be opened. The next try renames another file over this one.
+        true => StoreError::io("sync directory", &vb.home.dir)(source),
+        false => StoreError::SyncFailed { vb: vb.id, path: vb.home.dir.clone(), source: source.into() },
     })?;
+    shared.files.retire(&vb.place, rev);
+    shared.files.keep(&vb.place, rev, file);
     vb.home.counters.add(|c| &c.files_created, 1);
     Ok(committed)
 }
@@ -81,18 +85,20 @@ fn write(
     }
     let mut facts = batch.facts_after(before, slice, &slice.record);
     let now_s = vb.home.shared.env.clock.unix_s();
-    let snapshot = couch.snapshot();
-    let ids: Vec<&[u8]> = batch.entries.iter().map(|entry| entry.id.as_slice()).collect();
-    let replaced = snapshot.get_many_by_id(&ids).map_err(file())?;
-    let mut tally = Tally { file: snapshot, collections: BTreeMap::new(), prepares: 0, prepare_bytes: 0 };
+    let mut tally = Tally { file: couch.snapshot(), collections: BTreeMap::new(), prepares: 0, prepare_bytes: 0 };
 
     let mut out = couch.batch().map_err(file())?;
     let mut packer = Packer::new();
-    for (entry, old) in batch.entries.iter().zip(&replaced) {
+    let mut written = Vec::with_capacity(batch.entries.len());
+    for entry in &batch.entries {
         let rev_meta = codec::rev_meta(&entry.item, now_s);
         let doc = packer.pack(codec::doc(&entry.item, &entry.id, &rev_meta));
         out.put(doc).map_err(|e| failed(vb, e))?;
-        tally.count(&doc, old.as_ref()).map_err(file())?;
+        written.push(Written::of(&doc));
+    }
+    out.save().map_err(|e| failed(vb, e))?;
+    for ((entry, new), old) in batch.entries.iter().zip(&written).zip(out.replaced()) {
+        tally.count(&entry.id, new, old.as_ref()).map_err(file())?;
     }
     facts.on_disk_prepares = facts.on_disk_prepares.saturating_add_signed(tally.prepares);
     facts.on_disk_prepare_bytes = facts.on_disk_prepare_bytes.saturating_add_signed(tally.prepare_bytes);
@@ -141,6 +147,20 @@ impl Packer {
     }
 }
 
+/// What a document written means for the counts.
+struct Written {
+    seq: u64,
+    deleted: bool,
+    disk_bytes: u64,
+}
+
+impl Written {
+    fn of(doc: &Doc<'_>) -> Written {
+        let body_size = doc.body.map_or(0, |body| body.len() as u64 + codec::CHUNK_FRAME_BYTES);
+        Written { seq: doc.seq, deleted: doc.deleted, disk_bytes: disk_bytes(doc.id, doc.rev_meta, body_size) }
+    }
+}
+
 /// What a batch does to the counts that the file keeps.
 struct Tally {
     file: Snapshot,
@@ -150,27 +170,25 @@ struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, doc: &Doc<'_>, old: Option<&DocInfo>) -> Result<(), Error> {
-        let new_bytes =
-            disk_bytes(doc.id, doc.rev_meta, doc.body.map_or(0, |body| body.len() as u64 + codec::CHUNK_FRAME_BYTES));
+    fn count(&mut self, id: &[u8], new: &Written, old: Option<&DocInfo>) -> Result<(), Error> {
         let old_bytes = old.map_or(0, |old| disk_bytes(&old.id, &old.rev_meta, old.body_size));
         let was_alive = old.is_some_and(|old| !old.deleted);
-        let alive_diff = i64::from(!doc.deleted) - i64::from(was_alive);
-        let is_prepare = doc.id.first() == Some(&PREPARE_PREFIX);
+        let alive_diff = i64::from(!new.deleted) - i64::from(was_alive);
+        let is_prepare = id.first() == Some(&PREPARE_PREFIX);
         if is_prepare {
             self.prepares += alive_diff;
-            self.prepare_bytes += if doc.deleted { 0 } else { new_bytes as i64 };
+            self.prepare_bytes += if new.deleted { 0 } else { new.disk_bytes as i64 };
             self.prepare_bytes -= if was_alive { old_bytes as i64 } else { 0 };
         }
-        let Some((collection, _)) = codec::collection_of(doc.id) else { return Ok(()) };
+        let Some((collection, _)) = codec::collection_of(id) else { return Ok(()) };
         if !self.collections.contains_key(&collection) {
             let stored = self.file.local(CollectionStats::id(collection).as_bytes())?;
             let stats = stored.and_then(|bytes| CollectionStats::decode(&bytes).ok()).unwrap_or_default();
             self.collections.insert(collection, stats);
         }
         let stats = self.collections.get_mut(&collection).expect("just inserted");
-        stats.high_seqno = stats.high_seqno.max(doc.seq);
-        stats.disk_bytes = (stats.disk_bytes + new_bytes).saturating_sub(old_bytes);
+        stats.high_seqno = stats.high_seqno.max(new.seq);
+        stats.disk_bytes = (stats.disk_bytes + new.disk_bytes).saturating_sub(old_bytes);
         if !is_prepare {
             stats.item_count = stats.item_count.saturating_add_signed(alive_diff);
         }

@@ -34,6 +34,8 @@ pub enum StoreError {
     /// What a sync left on disk is unknown.
     #[error("vBucket {vb}: sync of {}: {source}; nothing is written here until a restart", .path.display())]
     SyncFailed { vb: VbId, path: PathBuf, source: Arc<io::Error> },
+    #[error("{0}")]
+    Log(Arc<commit_log::LogError>),
     #[error("vBucket {vb}: {what}")]
     Refused { vb: VbId, what: String },
     #[error("\"{0}\" cannot name a bucket: 1 to 100 of A-Z a-z 0-9 . _ % - are allowed, except \".\" and \"..\" alone")]
@@ -56,6 +58,8 @@ impl StoreError {
             StoreError::File { .. } => Verdict::Retry,
             StoreError::SyncFailed { .. } | StoreError::Refused { .. } => Verdict::StopWrites,
             StoreError::Damaged(_) => Verdict::Abort,
+            StoreError::Log(error) if error.is_temporary() => Verdict::Retry,
+            StoreError::Log(_) => Verdict::StopWrites,
             StoreError::BadName(_)
             | StoreError::BucketExists(_)
             | StoreError::NoSuchBucket(_)
@@ -68,6 +72,7 @@ impl StoreError {
     pub fn errno(&self) -> Option<i32> {
         match self {
             StoreError::Io { source, .. } | StoreError::SyncFailed { source, .. } => source.raw_os_error(),
+            StoreError::Log(error) => error.errno(),
             StoreError::File { source, .. } => match &**source {
                 couchstore::Error::Io { source, .. } | couchstore::Error::Commit { source, .. } => {
                     source.raw_os_error()

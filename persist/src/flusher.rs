@@ -32,23 +32,19 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     }
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();
-    let slice = attached.log.read(&attached.cursor, vb.home.shared.options.batch_bytes_max);
-    if slice.items.is_empty() && !vb.wants_record(&attached) {
-        return Outcome::Done;
-    }
+    let logger = vb.home.shared.logger().filter(|logger| logger.takes());
+    let Some(slice) = what_to_flush(vb, &attached, logger.is_some()) else { return Outcome::Done };
     let batch = Batch::of(&slice);
     if batch.is_empty() && vb.committed().is_some_and(|c| c.facts.record == *slice.record) {
         attached.recorded.store(slice.record_version, Ordering::Release);
+        end(vb, &attached, &slice);
         return Outcome::Done;
     }
     match commit(vb, &slice, &batch) {
         Ok(committed) => {
             publish(vb, &attached, &slice, &batch, committed);
             FLUSHES.record(clock.monotonic().saturating_sub(begun));
-            match attached.log.marks.high() > slice.last {
-                true => Outcome::More,
-                false => Outcome::Done,
-            }
+            end(vb, &attached, &slice)
         }
         Err(error) if error.verdict() == Verdict::Retry => put_back(vb, &error),
         Err(error) => {
@@ -58,14 +54,30 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     }
 }
 
+/// With a commit log, a file holds nothing that the log does not: neither changes nor a record. So what a log replays is
+/// never older than the file.
+fn what_to_flush(vb: &Vb, attached: &Attached, is_logged: bool) -> Option<Slice> {
+    vb.take_unfiled_bytes();
+    let durable = attached.log.marks.durable();
+    let mut slice = attached.log.read(&attached.cursor, vb.home.shared.options.batch_bytes_max);
+    if !is_logged {
+        return (!slice.items.is_empty() || vb.wants_record(attached)).then_some(slice);
+    }
+    let count = slice.items.partition_point(|item| item.meta.seqno <= durable);
+    slice.items.truncate(count);
+    slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.meta.seqno);
+    (slice.record_version, slice.record) = attached.records.lock().logged()?;
+    let is_new = attached.recorded.load(Ordering::Acquire) != slice.record_version;
+    (!slice.items.is_empty() || is_new).then_some(slice)
+}
+
 fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed: Committed) {
     let recovered = vb.failures() > 0;
     // Before the marks: whoever sees them may ask the file.
     vb.set_committed(committed);
     attached.recorded.store(slice.record_version, Ordering::Release);
     vb.home.shared.disk_full.store(false, Ordering::Release);
-    attached.log.marks.publish_durable(slice.last);
-    attached.log.marks.publish_filed(slice.last);
+    vb.publish_filed(attached, slice.last);
     attached.log.release(&attached.cursor, slice.last);
 
     let counters = &vb.home.counters;
@@ -79,6 +91,35 @@ fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed
         tracing::info!(bucket = vb.home.name, vb = vb.id.0, "flushing works again");
     }
     attached.nudge.marks_moved(vb.id);
+}
+
+/// Gives the log its room back, and sees to it that what is left gets its turn.
+fn end(vb: &Arc<Vb>, attached: &Attached, slice: &Slice) -> Outcome {
+    let marks = &attached.log.marks;
+    let Some(logger) = vb.home.shared.logger() else {
+        return if marks.high() > slice.last { Outcome::More } else { Outcome::Done };
+    };
+    logger.filed(vb, slice.last, slice.record_version);
+    if !logger.takes() {
+        return if marks.high() > slice.last { Outcome::More } else { Outcome::Done };
+    }
+    let is_behind = marks.durable() > slice.last;
+    // A slice that was cut short by its size: the rest goes at once. Otherwise it came meanwhile, and may come of age.
+    if is_behind && slice.items.len() > 1 && slice_is_full(vb, slice) {
+        return Outcome::More;
+    }
+    let has_newer_record = attached.records.lock().logged().is_some_and(|(version, _)| version != slice.record_version);
+    if is_behind || has_newer_record {
+        logger.filer.note(vb);
+    }
+    if logger.wants_room() {
+        logger.filer.wake();
+    }
+    Outcome::Done
+}
+
+fn slice_is_full(vb: &Vb, slice: &Slice) -> bool {
+    slice.items.iter().map(|item| item.memory()).sum::<usize>() >= vb.home.shared.options.batch_bytes_max
 }
 
 /// Nothing was acknowledged and nothing committed: the same changes are read again later.
@@ -124,8 +165,7 @@ fn poison(vb: &Vb, attached: &Attached, error: &StoreError) {
     );
     // If it was this vBucket that found the disk full, nobody would find out that it no longer is.
     vb.home.shared.disk_full.store(false, Ordering::Release);
-    attached.log.marks.poison(reason);
-    attached.nudge.marks_moved(vb.id);
+    vb.poison(attached, reason);
 }
 
 const ENOSPC: i32 = 28;

@@ -16,10 +16,14 @@ mod commit;
 mod error;
 mod facts;
 mod fetch;
+mod file_cache;
+mod filer;
 mod flusher;
+mod logger;
 mod names;
 mod queue;
 mod recovery;
+mod replay;
 mod shared;
 mod spec;
 pub mod stats;
@@ -29,14 +33,50 @@ mod sync;
 mod testing;
 mod vb;
 
+use std::time::Duration;
+
 pub use bucket::{BucketStore, RecoveredVb, WarmUp};
+pub use commit_log::{Driver as LogDriver, LogStats};
 pub use couchstore::Version;
 pub use error::{Damage, Damages, StoreError, Verdict};
+pub use file_cache::{FileCache, FileCacheStats};
 pub use queue::Urgency;
 pub use spec::BucketSpec;
 pub use stats::BucketStoreStats;
 pub use store::{Drained, Store};
 pub use vb::Nudge;
+
+/// How a store uses its commit log.
+#[derive(Clone, Debug)]
+pub struct LogOptions {
+    /// Of each of its files. An item must fit. A multiple of 4096, from 16 KiB to 1 GiB.
+    pub segment_bytes: u64,
+    /// Of all files together, at least three segments. Bounds what a start after a crash must file first.
+    pub bytes_max: u64,
+    pub driver: LogDriver,
+    /// The age at which a change that is in the log goes to its vBucket's file.
+    pub file_after: Duration,
+    /// A bucket files the oldest of its changes sooner once they hold this much memory, or a quarter of its quota.
+    pub unfiled_bytes_max: u64,
+}
+
+impl Default for LogOptions {
+    fn default() -> LogOptions {
+        LogOptions {
+            segment_bytes: 64 << 20,
+            bytes_max: 1 << 30,
+            driver: LogDriver::Thread,
+            file_after: Duration::from_secs(10),
+            unfiled_bytes_max: 256 << 20,
+        }
+    }
+}
+
+impl LogOptions {
+    pub(crate) fn of_files(&self) -> commit_log::Options {
+        commit_log::Options { segment_bytes: self.segment_bytes, log_bytes_max: self.bytes_max }
+    }
+}
 
 /// How a store works.
 #[derive(Clone, Debug)]
@@ -49,12 +89,24 @@ pub struct Options {
     pub batch_bytes_max: usize,
     /// Of files made from now on; existing ones keep theirs.
     pub format: Version,
+    /// vBucket files kept open for their next use; 0: none. See [`Store::set_files_max`].
+    pub files_max: usize,
+    /// Changes go to a log that all vBuckets share, and to the files later; `None`: to the files, each by itself.
+    pub commit_log: Option<LogOptions>,
     /// Go back to the newest readable commit of damaged files, as another history, instead of refusing to open.
     pub recovery: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { writers: 4, readers: 4, batch_bytes_max: 16 << 20, format: Version::V13, recovery: false }
+        Options {
+            writers: 4,
+            readers: 4,
+            batch_bytes_max: 16 << 20,
+            format: Version::V13,
+            files_max: 1024,
+            commit_log: None,
+            recovery: false,
+        }
     }
 }

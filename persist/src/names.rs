@@ -6,6 +6,7 @@
 //!     buckets/<bucket>/<vb>.couch.boot          a first commit under way
 //!     buckets/<bucket>/<vb>.couch.<rev>.compact a compaction under way
 //!     buckets/<bucket>/<…>.aside                kept for a person to look at
+//!     log/, log~gone/                           the commit log; one whose content is filed and that is being removed
 //!     buckets/<bucket>~new, <bucket>~gone       a bucket being made or removed: `~` is in no bucket's name
 //! ```
 
@@ -15,6 +16,9 @@ use crate::error::StoreError;
 
 pub const BUCKETS_DIR: &str = "buckets";
 pub const SPEC_FILE: &str = "bucket.json";
+pub const LOG_DIR: &str = "log";
+pub const LOG_GONE_DIR: &str = "log~gone";
+pub const LOG_ASIDE_DIR: &str = "log.aside";
 pub const CLEAN_FILE: &str = "clean";
 pub const NEW_SUFFIX: &str = "~new";
 pub const GONE_SUFFIX: &str = "~gone";

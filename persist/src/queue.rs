@@ -74,10 +74,6 @@ impl Ticket {
     }
 }
 
-pub trait Work: Send + Sync {
-    fn ticket(&self) -> &Ticket;
-}
-
 /// What a run of a piece of work came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -92,8 +88,9 @@ pub enum Outcome {
 ///    argument: a run sets `Running` before it looks at what there is to do, under a lock that the change was also made
 ///    under. So either it sees the change, or the pusher sees `Running`.
 /// 3. With both urgencies waiting, they take turns; within one, first come, first served.
-pub struct WorkQueue<W: Work> {
+pub struct WorkQueue<W> {
     inner: Mutex<Inner<W>>,
+    ticket: fn(&W) -> &Ticket,
 }
 
 struct Inner<W> {
@@ -104,30 +101,31 @@ struct Inner<W> {
     durable_had_turn: bool,
 }
 
-impl<W: Work> WorkQueue<W> {
-    pub fn new() -> WorkQueue<W> {
+impl<W> WorkQueue<W> {
+    /// `ticket`: where a piece of work keeps its place in this queue.
+    pub fn new(ticket: fn(&W) -> &Ticket) -> WorkQueue<W> {
         let inner = Inner {
             durable: VecDeque::new(),
             normal: VecDeque::new(),
             waiting: VecDeque::new(),
             durable_had_turn: false,
         };
-        WorkQueue { inner: Mutex::ranked(Rank::CommitQueue, inner) }
+        WorkQueue { inner: Mutex::ranked(Rank::CommitQueue, inner), ticket }
     }
 
     /// Asks for a run that begins after now. True: something new is queued, so wake a worker.
     pub fn push(&self, work: &Arc<W>, urgency: Urgency) -> bool {
-        match (work.ticket().get(), urgency) {
+        match ((self.ticket)(work).get(), urgency) {
             (QueuedDurable | RunningDurable | Waiting | Stopping | Stopped, _) => return false,
             (QueuedNormal | RunningNormal, Urgency::Normal) => return false,
             _ => {}
         }
         let mut inner = self.inner.lock();
-        let ticket = work.ticket();
+        let ticket = (self.ticket)(work);
         match (ticket.get(), urgency) {
             (Idle, _) | (QueuedNormal, Urgency::Durable) => {
                 // An upgrade leaves the old entry behind; whoever pops it sees that it is stale.
-                inner.enqueue(work, urgency);
+                inner.enqueue(work, ticket, urgency);
                 true
             }
             (Running, Urgency::Normal) => {
@@ -151,9 +149,10 @@ impl<W: Work> WorkQueue<W> {
                 true => (inner.durable.pop_front()?, QueuedDurable),
                 false => (inner.normal.pop_front()?, QueuedNormal),
             };
-            if work.ticket().get() == expected {
+            let ticket = (self.ticket)(&work);
+            if ticket.get() == expected {
                 inner.durable_had_turn = durable_turn;
-                work.ticket().set(Running);
+                ticket.set(Running);
                 return Some(work);
             }
         }
@@ -162,27 +161,28 @@ impl<W: Work> WorkQueue<W> {
     /// Gives a piece of work back. True: it is queued again.
     pub fn finish(&self, work: &Arc<W>, outcome: Outcome) -> bool {
         let mut inner = self.inner.lock();
-        match (work.ticket().get(), outcome) {
+        let ticket = (self.ticket)(work);
+        match (ticket.get(), outcome) {
             (Stopping, _) => {
-                work.ticket().set(Stopped);
+                ticket.set(Stopped);
                 false
             }
             (_, Outcome::Retry(at)) => {
-                work.ticket().set(Waiting);
+                ticket.set(Waiting);
                 let place = inner.waiting.partition_point(|(other, _)| *other <= at);
                 inner.waiting.insert(place, (at, Arc::clone(work)));
                 false
             }
             (RunningDurable, _) => {
-                inner.enqueue(work, Urgency::Durable);
+                inner.enqueue(work, ticket, Urgency::Durable);
                 true
             }
             (RunningNormal, _) | (Running, Outcome::More) => {
-                inner.enqueue(work, Urgency::Normal);
+                inner.enqueue(work, ticket, Urgency::Normal);
                 true
             }
             (Running, Outcome::Done) => {
-                work.ticket().set(Idle);
+                ticket.set(Idle);
                 false
             }
             (stage, _) => unreachable!("finished work was {stage:?}"),
@@ -197,8 +197,9 @@ impl<W: Work> WorkQueue<W> {
             && *at <= now
         {
             let (_, work) = inner.waiting.pop_front().expect("just seen");
-            if work.ticket().get() == Waiting {
-                inner.enqueue(&work, Urgency::Durable);
+            let ticket = (self.ticket)(&work);
+            if ticket.get() == Waiting {
+                inner.enqueue(&work, ticket, Urgency::Durable);
                 woken += 1;
             }
         }
@@ -208,7 +209,7 @@ impl<W: Work> WorkQueue<W> {
     /// No run begins after this; one may still be under way: see [`Ticket::is_stopped`].
     pub fn stop(&self, work: &Arc<W>) {
         let mut inner = self.inner.lock();
-        let ticket = work.ticket();
+        let ticket = (self.ticket)(work);
         ticket.set(if ticket.is_running() { Stopping } else { Stopped });
         inner.waiting.retain(|(_, other)| !Arc::ptr_eq(other, work));
     }
@@ -228,13 +229,13 @@ impl<W: Work> WorkQueue<W> {
     }
 }
 
-impl<W: Work> Inner<W> {
-    fn enqueue(&mut self, work: &Arc<W>, urgency: Urgency) {
+impl<W> Inner<W> {
+    fn enqueue(&mut self, work: &Arc<W>, ticket: &Ticket, urgency: Urgency) {
         let (queue, stage) = match urgency {
             Urgency::Durable => (&mut self.durable, QueuedDurable),
             Urgency::Normal => (&mut self.normal, QueuedNormal),
         };
-        work.ticket().set(stage);
+        ticket.set(stage);
         queue.push_back(Arc::clone(work));
     }
 }
@@ -244,10 +245,9 @@ mod tests {
     use super::*;
 
     struct Job(u32, Ticket);
-    impl Work for Job {
-        fn ticket(&self) -> &Ticket {
-            &self.1
-        }
+
+    fn queue() -> WorkQueue<Job> {
+        WorkQueue::new(|job: &Job| &job.1)
     }
 
     fn job(n: u32) -> Arc<Job> {
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn urgencies_take_turns_so_nothing_starves() {
-        let queue = WorkQueue::new();
+        let queue = queue();
         for n in 0..3 {
             assert!(queue.push(&job(n), Urgency::Normal));
             assert!(queue.push(&job(10 + n), Urgency::Durable));
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn work_is_queued_once_and_an_upgrade_moves_it() {
-        let queue = WorkQueue::new();
+        let queue = queue();
         let (a, b) = (job(1), job(2));
         assert!(queue.push(&a, Urgency::Normal));
         assert!(!queue.push(&a, Urgency::Normal));
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_change_during_a_run_leads_to_another_run() {
-        let queue = WorkQueue::new();
+        let queue = queue();
         let a = job(1);
         queue.push(&a, Urgency::Normal);
         let running = queue.pop().unwrap();
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn failed_work_waits_for_its_time_whoever_pushes() {
-        let queue = WorkQueue::new();
+        let queue = queue();
         let (a, b) = (job(1), job(2));
         for (job, ms) in [(&a, 300), (&b, 100)] {
             queue.push(job, Urgency::Normal);
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn stopped_work_never_runs_again() {
-        let queue = WorkQueue::new();
+        let queue = queue();
         let (queued, running, waiting) = (job(1), job(2), job(3));
         queue.push(&waiting, Urgency::Normal);
         queue.finish(&queue.pop().unwrap(), Outcome::Retry(Duration::ZERO));

@@ -5,14 +5,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use commit_log::{Log, LogError};
 use env::Env;
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Context, Next, PoolKind, Pools, Task, TaskHandle};
 use types::rank::{Mutex, Rank};
 
+use crate::file_cache::{FileCache, WithRoom};
+use crate::filer::{Filer, Filing};
+use crate::logger::{Ear, Logger};
 use crate::queue::{Outcome, Urgency, WorkQueue};
 use crate::vb::Vb;
-use crate::{Options, fetch, flusher};
+use crate::{LogOptions, Options, fetch, flusher};
 
 /// Failures are told at most this often, however many there are.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
@@ -20,6 +24,8 @@ const LOG_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Shared {
     pub env: Env,
     pub options: Options,
+    pub files: Arc<FileCache>,
+    logger: OnceLock<Logger>,
     pub flushes: WorkQueue<Vb>,
     /// vBuckets with somebody waiting for a read; `None` once the store is closed.
     fetches: Mutex<Option<VecDeque<Arc<Vb>>>>,
@@ -35,10 +41,14 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub fn start(env: &Env, pools: &Pools, options: Options) -> Arc<Shared> {
+        let files = Arc::new(FileCache::new(Arc::clone(&env.storage), options.files_max));
+        let storage = WithRoom { storage: Arc::clone(&env.storage), files: Arc::clone(&files) };
         let shared = Arc::new(Shared {
-            env: env.clone(),
+            env: Env { storage: Arc::new(storage), ..env.clone() },
+            files,
             options,
-            flushes: WorkQueue::new(),
+            logger: OnceLock::new(),
+            flushes: WorkQueue::new(|vb: &Vb| &vb.ticket),
             fetches: Mutex::ranked(Rank::CommitQueue, Some(VecDeque::new())),
             writers: Crew::new(),
             readers: Crew::new(),
@@ -61,9 +71,25 @@ impl Shared {
         shared
     }
 
+    /// From here on changes go to the commit log first.
+    pub fn set_logger(self: &Arc<Shared>, pools: &Pools, log: Arc<Log>, options: &LogOptions) -> Result<(), LogError> {
+        let logger = Logger::new(Arc::clone(&log), Filer::new(options.file_after));
+        logger.filer.set_task(pools.spawn(PoolKind::Writer, Arc::new(Filing(Arc::downgrade(self)))));
+        assert!(self.logger.set(logger).is_ok(), "a store has one logger");
+        log.observe(Arc::new(Ear(Arc::downgrade(self))));
+        log.drive(pools, options.driver)
+    }
+
+    pub fn logger(&self) -> Option<&Logger> {
+        self.logger.get()
+    }
+
     /// When this returns, none of the store's tasks runs or will.
     pub fn stop(&self) {
         self.stop_writing();
+        if let Some(logger) = self.logger() {
+            logger.stop();
+        }
         self.readers.cancel();
         // What is queued holds us, so it must not stay.
         self.flushes.clear();
@@ -82,6 +108,14 @@ impl Shared {
     }
 
     pub fn changed(&self, vb: &Arc<Vb>, urgency: Urgency) {
+        match self.logger() {
+            Some(logger) if logger.takes() => logger.changed(vb),
+            _ => self.file(vb, urgency),
+        }
+    }
+
+    /// Asks for a flush to the vBucket's file.
+    pub fn file(&self, vb: &Arc<Vb>, urgency: Urgency) {
         if self.flushes.push(vb, urgency) {
             self.writers.call();
         }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use metrics::{Counter, Timings};
+use metrics::{Counter, Gauge, Timings};
 use types::VbId;
 
 metrics::metrics! {
@@ -24,6 +24,18 @@ metrics::metrics! {
     pub static FETCHED: Counter = "background_fetch_documents";
     /** Reads of documents that failed. */
     pub static FETCH_FAILURES: Counter = "background_fetch_failures";
+    /** vBucket files opened: the first time, or with no file cache. */
+    pub static FILE_OPENS: Counter = "file_cache_opens";
+    /** vBucket files opened again after they were closed to make room. Growing as fast as flushes: files_max is too low. */
+    pub static FILE_REOPENS: Counter = "file_cache_reopens";
+    /** Uses of a vBucket file that found it open. */
+    pub static FILE_CACHE_HITS: Counter = "file_cache_hits";
+    /** vBucket files closed to make room for another, or because fewer are to be kept. */
+    pub static FILE_CLOSES_FOR_ROOM: Counter = "file_cache_closes_for_room";
+    /** Of those, the ones given back because descriptors ran out. */
+    pub static FILES_GIVEN_BACK: Counter = "file_cache_given_back";
+    /** vBucket files kept open now. */
+    pub static FILES_KEPT: Gauge = "file_cache_kept";
 }
 
 /// Counts of one bucket.

@@ -1,22 +1,26 @@
 //! All buckets of a data directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use commit_log::LogStats;
 use env::Env;
 use scheduler::Pools;
-use types::VbId;
 use types::rank::{Mutex, Rank};
+use types::{BucketUuid, VbId};
 
 use crate::Options;
 use crate::bucket::BucketStore;
 use crate::error::{Damages, StoreError};
+use crate::file_cache::FileCache;
+use crate::logger::Logger;
 use crate::names::{self, BUCKETS_DIR, CLEAN_FILE, GONE_SUFFIX, NEW_SUFFIX};
-use crate::queue::{Urgency, Work};
+use crate::queue::Urgency;
 use crate::recovery::{Found, Opening};
+use crate::replay::open_log;
 use crate::shared::Shared;
 use crate::spec::{BucketSpec, replace_file};
 use crate::stats::BucketCounters;
@@ -35,6 +39,8 @@ pub struct Store {
     shared: Arc<Shared>,
     data_dir: PathBuf,
     buckets: Mutex<BTreeMap<String, Slot>>,
+    /// Of all buckets this run has seen. The commit log tells a bucket from its successor by them.
+    uuids: Mutex<HashSet<BucketUuid>>,
     was_clean: bool,
     is_drained: AtomicBool,
 }
@@ -56,6 +62,7 @@ impl Store {
     /// Reads the data directory, which is created if it is not there. Removes leftovers of unfinished work, sets newer but
     /// bogus files aside, and opens each vBucket's file strictly. Damage is an error that names every damaged file.
     pub fn open(env: &Env, pools: &Arc<Pools>, data_dir: &Path, options: Options) -> Result<Store, StoreError> {
+        crate::replay::check(&options)?;
         let storage = &*env.storage;
         let root = data_dir.join(BUCKETS_DIR);
         let is_new = !storage.exists(&root).map_err(StoreError::io("look for", &root))?;
@@ -109,7 +116,21 @@ impl Store {
         storage.sync_dir(&root).map_err(StoreError::io("sync directory", &root))?;
         crate::vb::remove_if_there(storage, &clean)?;
         storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
+        let open = |slot: &Slot| match slot {
+            Slot::Open(bucket) => Some((bucket.spec().uuid, Arc::from(bucket.vbs()))),
+            Slot::Busy => None,
+        };
+        let homes: HashMap<_, Arc<[Arc<Vb>]>> = buckets.values().filter_map(open).collect();
+        let log = open_log(&shared, pools, data_dir, &homes, was_clean)?;
+        // From here on the files have everything that was ever acknowledged.
+        if let (Some(log), Some(options)) = (log, &shared.options.commit_log) {
+            shared.set_logger(pools, log, options).map_err(StoreError::log)?;
+        }
+        if let Some(logger) = shared.logger() {
+            homes.iter().for_each(|(uuid, vbs)| logger.add(*uuid, vbs));
+        }
         Ok(Store {
+            uuids: Mutex::ranked(Rank::CommitQueue, homes.into_keys().collect()),
             shared,
             data_dir: data_dir.to_owned(),
             buckets: Mutex::ranked(Rank::FileCache, buckets),
@@ -129,6 +150,27 @@ impl Store {
         self.shared.disk_full.load(Ordering::Acquire)
     }
 
+    /// How many vBucket files are kept open for their next use, from now on: 0 is none. See [`FileCache::set_files_max`].
+    pub fn set_files_max(&self, files_max: usize) {
+        self.shared.files.set_files_max(files_max);
+    }
+
+    /// The vBucket files kept open: whoever is short of descriptors may ask it for some.
+    pub fn files(&self) -> Arc<FileCache> {
+        Arc::clone(&self.shared.files)
+    }
+
+    /// The commit log has no room, and will have some once more is filed: writes should be put off. Not said before it is
+    /// full indeed.
+    pub fn log_full(&self) -> bool {
+        self.shared.logger().is_some_and(Logger::is_full)
+    }
+
+    /// `None` without a commit log.
+    pub fn log_stats(&self) -> Option<LogStats> {
+        Some(self.shared.logger()?.log()?.stats())
+    }
+
     /// In order of name.
     pub fn buckets(&self) -> Vec<Arc<BucketStore>> {
         let open = |slot: &Slot| match slot {
@@ -143,7 +185,11 @@ impl Store {
         spec.check()?;
         self.reserve(&spec.name)?;
         let name = spec.name.clone();
-        let made = self.make_dir(&spec).map(|dir| Arc::new(assemble(&self.shared, &dir, spec, |_| None)));
+        let made = self.claim_uuid(&spec).and_then(|()| self.make_dir(&spec));
+        let made = made.map(|dir| Arc::new(assemble(&self.shared, &dir, spec, |_| None)));
+        if let (Ok(bucket), Some(logger)) = (&made, self.shared.logger()) {
+            logger.add(bucket.spec().uuid, bucket.vbs());
+        }
         let mut buckets = self.buckets.lock();
         match &made {
             Ok(bucket) => buckets.insert(name, Slot::Open(Arc::clone(bucket))),
@@ -160,6 +206,16 @@ impl Store {
         }
         buckets.insert(name.to_owned(), Slot::Busy);
         Ok(())
+    }
+
+    /// What the log holds of one bucket must never be taken for another's.
+    fn claim_uuid(&self, spec: &BucketSpec) -> Result<(), StoreError> {
+        let is_new = self.uuids.lock().insert(spec.uuid);
+        if is_new || self.shared.logger().is_none() {
+            return Ok(());
+        }
+        let what = format!("uuid {:032x} was another bucket's; each needs a new one", spec.uuid.0);
+        Err(StoreError::BadSpec { bucket: spec.name.clone(), what })
     }
 
     fn make_dir(&self, spec: &BucketSpec) -> Result<PathBuf, StoreError> {
@@ -188,11 +244,20 @@ impl Store {
         };
         bucket.home.gone.store(true, Ordering::Release);
         bucket.vbs().iter().for_each(|vb| self.shared.flushes.stop(vb));
-        self.shared.wait_until(|| bucket.vbs().iter().all(|vb| vb.ticket().is_stopped()));
-        bucket.vbs().iter().for_each(|vb| vb.detach());
+        self.shared.wait_until(|| bucket.vbs().iter().all(|vb| vb.ticket.is_stopped()));
+        for vb in bucket.vbs() {
+            vb.detach();
+            self.shared.files.retire(&vb.place, 0);
+        }
+        if let Some(logger) = self.shared.logger() {
+            logger.remove(bucket.spec().uuid);
+        }
         // If it was this bucket that found the disk full, nobody would find out that it no longer is.
         self.shared.disk_full.store(false, Ordering::Release);
         let removed = self.remove_dir(bucket.spec());
+        if let (Ok(()), Some(logger)) = (&removed, self.shared.logger()) {
+            logger.forget(bucket.spec().uuid);
+        }
         self.buckets.lock().remove(name);
         removed
     }
@@ -213,6 +278,9 @@ impl Store {
 
     /// Asks for a flush of everything that waits, without waiting for it.
     pub fn start_drain(&self) {
+        if let Some(logger) = self.shared.logger() {
+            logger.filer.file_all();
+        }
         for bucket in self.buckets() {
             for vb in bucket.vbs().iter().filter(|vb| vb.is_dirty()) {
                 self.shared.changed(vb, Urgency::Durable);
@@ -223,14 +291,18 @@ impl Store {
     /// Flushes everything that waits and ends all flushing, for a shutdown. Blocks until each vBucket's changes are in its
     /// file, or it is clear that they will not be. Nothing may be appended to the changelogs any more.
     pub fn drain(&self) -> Drained {
+        if let Some(logger) = self.shared.logger() {
+            // Whatever the log could not take goes to the files now, like everything else.
+            logger.close();
+        }
         self.start_drain();
         let mut left = Vec::new();
         for bucket in self.buckets() {
             for vb in bucket.vbs() {
                 let failures_before = vb.failures();
                 let gives_up =
-                    || vb.ticket().is_waiting() && vb.failures() >= failures_before.saturating_add(DRAIN_FAILURES_MAX);
-                self.shared.wait_until(|| gives_up() || !(vb.ticket().is_busy() || vb.ticket().is_waiting()));
+                    || vb.ticket.is_waiting() && vb.failures() >= failures_before.saturating_add(DRAIN_FAILURES_MAX);
+                self.shared.wait_until(|| gives_up() || !(vb.ticket.is_busy() || vb.ticket.is_waiting()));
                 let is_behind = vb.attached().is_some_and(|a| a.log.marks.high() > a.log.marks.filed());
                 if is_behind || vb.is_dirty() {
                     left.push((bucket.spec().name.clone(), vb.id));
@@ -262,12 +334,16 @@ fn assemble(
     spec: BucketSpec,
     mut found: impl FnMut(VbId) -> Option<(crate::vb::Committed, u64)>,
 ) -> BucketStore {
+    let log_options = shared.options.commit_log.as_ref();
     let home = Arc::new(Home {
         name: spec.name.clone(),
+        uuid: spec.uuid,
         dir: dir.to_owned(),
         shared: Arc::clone(shared),
         counters: BucketCounters::default(),
         gone: AtomicBool::new(false),
+        unfiled_bytes: AtomicU64::new(0),
+        unfiled_bytes_max: log_options.map_or(u64::MAX, |options| options.unfiled_bytes_max.min(spec.quota_bytes / 4)),
     });
     let vbs = (0..spec.vbuckets).map(|id| {
         let (committed, next_rev) = found(VbId(id)).map_or((None, 1), |(committed, next)| (Some(committed), next));
@@ -278,7 +354,7 @@ fn assemble(
 }
 
 /// Removes a directory of files; one that is not there is fine.
-fn remove_tree(storage: &dyn env::Storage, dir: &Path) -> Result<(), StoreError> {
+pub(crate) fn remove_tree(storage: &dyn env::Storage, dir: &Path) -> Result<(), StoreError> {
     let names = match storage.list(dir) {
         Ok(names) => names,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),

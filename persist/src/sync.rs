@@ -1,4 +1,4 @@
-//! Syncing many files at once: one at a time, each costs a wait for the disk; together they share it.
+//! Doing the same to many files at once: one at a time, each costs a wait for the disk; together they share it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,14 +14,24 @@ const HELPERS_EACH: usize = 4;
 
 /// Makes durable whatever the page cache holds of these files.
 pub(crate) fn sync_files(env: &Env, pools: &Pools, paths: Vec<PathBuf>) -> Result<(), StoreError> {
-    let count = paths.len();
-    let job = Job { storage: Arc::clone(&env.storage), paths, next: AtomicUsize::new(0), done: Bay::new((0, None)) };
-    let job = Arc::new(job);
+    let storage = Arc::clone(&env.storage);
+    side_by_side(pools, "start-up sync", paths, move |path| sync_file(&*storage, path))
+}
+
+/// Does `act` to all of `things`, several at a time. Returns the first failure, once all are done.
+pub(crate) fn side_by_side<T: Send + Sync + 'static>(
+    pools: &Pools,
+    name: &'static str,
+    things: Vec<T>,
+    act: impl Fn(&T) -> Result<(), StoreError> + Send + Sync + 'static,
+) -> Result<(), StoreError> {
+    let count = things.len();
+    let job = Arc::new(Job { things, act, next: AtomicUsize::new(0), done: Bay::new((0, None)) });
     if count > 1 {
         for kind in [PoolKind::Writer, PoolKind::Reader, PoolKind::Background] {
             for _ in 0..HELPERS_EACH {
                 let job = Arc::clone(&job);
-                pools.execute(kind, "start-up sync", move || job.work());
+                pools.execute(kind, name, move || job.work());
             }
         }
     }
@@ -34,25 +44,25 @@ pub(crate) fn sync_files(env: &Env, pools: &Pools, paths: Vec<PathBuf>) -> Resul
     failed.map_or(Ok(()), Err)
 }
 
-struct Job {
-    storage: Arc<dyn Storage>,
-    paths: Vec<PathBuf>,
-    /// The first file that nobody has taken.
+struct Job<T, F> {
+    things: Vec<T>,
+    act: F,
+    /// The first that nobody has taken.
     next: AtomicUsize,
     /// How many are done, and the first failure.
     done: Bay<(usize, Option<StoreError>)>,
 }
 
-impl Job {
+impl<T, F: Fn(&T) -> Result<(), StoreError>> Job<T, F> {
     fn work(&self) {
-        while let Some(path) = self.paths.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            let failure = sync_file(&*self.storage, path).err();
+        while let Some(thing) = self.things.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            let failure = (self.act)(thing).err();
             self.done.change(|(done, failed)| {
                 *done += 1;
                 if failed.is_none() {
                     *failed = failure;
                 }
-                ((), if *done == self.paths.len() { Wake::Everybody } else { Wake::Nobody })
+                ((), if *done == self.things.len() { Wake::Everybody } else { Wake::Nobody })
             });
         }
     }

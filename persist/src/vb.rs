@@ -4,18 +4,20 @@ use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use changelog::{Changelog, Cursor};
 use couchstore::{Couch, Mode, Snapshot};
 use env::{File, OpenMode};
 use types::rank::{Mutex, Rank};
-use types::{Item, Seqno, VbId};
+use types::{BucketUuid, Item, Seqno, VbId};
 
 use crate::error::StoreError;
 use crate::facts::VbFacts;
+use crate::file_cache::Place;
+use crate::logger::Records;
 use crate::names;
-use crate::queue::{Ticket, Work};
+use crate::queue::Ticket;
 use crate::shared::Shared;
 use crate::stats::BucketCounters;
 
@@ -27,11 +29,15 @@ pub trait Nudge: Send + Sync {
 /// What all vBuckets of a bucket share.
 pub(crate) struct Home {
     pub name: String,
+    pub uuid: BucketUuid,
     pub dir: PathBuf,
     pub shared: Arc<Shared>,
     pub counters: BucketCounters,
     /// The bucket is being deleted: its files may be gone.
     pub gone: AtomicBool,
+    /// Changes in the commit log whose filing nobody has begun, in bytes of memory, and how many may be.
+    pub unfiled_bytes: AtomicU64,
+    pub unfiled_bytes_max: u64,
 }
 
 /// The last commit that is known to outlive power loss. Reads start at `header_at`, so what a later commit left behind
@@ -52,19 +58,33 @@ pub(crate) struct Attached {
     pub log: Arc<Changelog>,
     pub cursor: Cursor,
     pub nudge: Arc<dyn Nudge>,
-    /// Version of the log's record that the file holds; `u64::MAX`: none.
+    /// What was handed to the commit log; none without one.
+    pub log_cursor: Option<Cursor>,
+    /// Version of the changelog's record that the file holds; `u64::MAX`: none.
     pub recorded: AtomicU64,
+    pub records: Mutex<Records>,
 }
 
 pub(crate) type Done = Box<dyn FnOnce(Result<Option<Item>, StoreError>) + Send>;
 
 /// 1. One flush at a time: whoever got this from the queue, until it gives it back.
-/// 2. `committed` changes only when a commit has succeeded, before the marks say so.
-/// 3. No lock is held across I/O.
+/// 2. The marks move, and are poisoned, under the lock of `state`: whoever publishes `durable` may be another than who
+///    finds the file broken.
+/// 3. `committed` changes only when a commit has succeeded, before the marks say so.
+/// 4. No lock is held across I/O.
 pub(crate) struct Vb {
     pub id: VbId,
     pub home: Arc<Home>,
-    ticket: Ticket,
+    /// Where the file cache keeps the file of the committed revision.
+    pub place: Arc<Place>,
+    /// In the queue of flushes.
+    pub ticket: Ticket,
+    /// How often somebody asked for a submission to the commit log while one was under way, itself included.
+    pub asks: AtomicU32,
+    /// On the filer's list.
+    pub is_listed: AtomicBool,
+    /// This vBucket's part of [`Home::unfiled_bytes`].
+    pub unfiled_bytes: AtomicU64,
     state: Mutex<State>,
     /// Keys asked for, and who waits for them.
     pub fetches: Mutex<HashMap<Box<[u8]>, Vec<Done>>>,
@@ -79,19 +99,19 @@ struct State {
     failures: u32,
 }
 
-impl Work for Vb {
-    fn ticket(&self) -> &Ticket {
-        &self.ticket
-    }
-}
-
 impl Vb {
     pub fn new(id: VbId, home: Arc<Home>, committed: Option<Committed>, next_rev: u64) -> Vb {
+        let live_rev = committed.as_ref().map_or(0, |committed| committed.rev);
+        let place = Arc::new(Place::new(home.uuid, id, live_rev));
         let state = State { committed: committed.map(Arc::new), attached: None, next_rev, failures: 0 };
         Vb {
             id,
             home,
+            place,
             ticket: Ticket::default(),
+            asks: AtomicU32::new(0),
+            is_listed: AtomicBool::new(false),
+            unfiled_bytes: AtomicU64::new(0),
             state: Mutex::ranked(Rank::FileCache, state),
             fetches: Mutex::ranked(Rank::FileCache, HashMap::new()),
         }
@@ -119,7 +139,14 @@ impl Vb {
         let now = log.read(&cursor, 0);
         let same_record = committed.is_some_and(|c| c.facts.record == *now.record);
         let recorded = AtomicU64::new(if same_record { now.record_version } else { u64::MAX });
-        let attached = Arc::new(Attached { log, cursor, nudge, recorded });
+        let logger = self.home.shared.logger().filter(|logger| logger.takes());
+        let log_cursor = logger.and_then(|_| log.cursor("commit log", high));
+        let records = match same_record {
+            true => Records::starting_at(now.record_version, now.record),
+            false => Records::default(),
+        };
+        let records = Mutex::ranked(Rank::CommitQueue, records);
+        let attached = Arc::new(Attached { log, cursor, log_cursor, nudge, recorded, records });
         let before = self.state.lock().attached.replace(attached);
         assert!(before.is_none(), "vBucket {} has a changelog already", self.id);
     }
@@ -141,6 +168,39 @@ impl Vb {
         let mut state = self.state.lock();
         state.failures += 1;
         state.failures
+    }
+
+    /// Publishes what the commit log made durable. False: the marks do not move any more.
+    pub fn publish_durable(&self, attached: &Attached, seqno: Seqno) -> bool {
+        let _state = self.state.lock();
+        let marks = &attached.log.marks;
+        let moves = marks.poisoned().is_none();
+        if moves {
+            marks.publish_durable(seqno);
+        }
+        moves
+    }
+
+    /// Publishes what the file holds, which is durable by that.
+    pub fn publish_filed(&self, attached: &Attached, seqno: Seqno) {
+        let _state = self.state.lock();
+        let marks = &attached.log.marks;
+        if marks.poisoned().is_some() {
+            return;
+        }
+        if marks.durable() < seqno {
+            marks.publish_durable(seqno);
+        }
+        marks.publish_filed(seqno);
+    }
+
+    /// Stops the marks for good, and tells.
+    pub fn poison(&self, attached: &Attached, reason: String) {
+        {
+            let _state = self.state.lock();
+            attached.log.marks.poison(reason);
+        }
+        attached.nudge.marks_moved(self.id);
     }
 
     /// Whether a flush would find something to do.
@@ -166,20 +226,24 @@ impl Vb {
 
     /// Opens the file where readers may look: at the last commit that is known to be durable.
     pub fn snapshot(&self, committed: &Committed) -> Result<Snapshot, StoreError> {
-        let path = self.path(committed.rev);
-        let file = open_file(&self.home.shared, &path, OpenMode::Read)?;
+        let (file, path) = self.open(committed.rev)?;
         Snapshot::open_at(file, &path, committed.header_at).map_err(StoreError::file(self.id))
     }
 
     /// Opens the file for the next commit.
     pub fn couch(&self, committed: &Committed) -> Result<Couch, StoreError> {
-        let path = self.path(committed.rev);
-        let file = open_file(&self.home.shared, &path, OpenMode::ReadWrite)?;
+        let (file, path) = self.open(committed.rev)?;
         Couch::open(file, &path, Mode::Strict).map_err(StoreError::file(self.id))
+    }
+
+    fn open(&self, rev: u64) -> Result<(Arc<dyn File>, PathBuf), StoreError> {
+        let path = self.path(rev);
+        let file = self.home.shared.files.open(&self.place, rev, &path).map_err(StoreError::io("open", &path))?;
+        Ok((file, path))
     }
 }
 
-/// The one place where vBucket files are opened: a file cache goes here.
+/// Opens a file that nobody keeps open.
 pub(crate) fn open_file(shared: &Shared, path: &std::path::Path, mode: OpenMode) -> Result<Arc<dyn File>, StoreError> {
     let op = if mode == OpenMode::CreateNew { "create" } else { "open" };
     shared.env.storage.open(path, mode).map_err(StoreError::io(op, path))

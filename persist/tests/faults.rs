@@ -7,24 +7,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use env::sim::{self, Fate, Fault, FaultPlan, Op, Rule, Sim};
-use persist::{StoreError, Verdict};
-use rig::{History, Node, Seed, assert_holds, assert_node_holds, work_on};
-use types::{KeyBuf, VbId};
+use persist::{Options, StoreError, Verdict};
+use rig::{FILE_MODES, History, MODES, Mode, Node, Seed, assert_holds, assert_node_holds, work_on};
+use types::{KeyBuf, Kind, VbId};
 
 const EIO: i32 = 5;
 const EMFILE: i32 = 24;
 const ENOSPC: i32 = 28;
 
-fn started(seed: u64) -> (Sim, Node) {
+fn started(seed: u64, mode: Mode) -> (Sim, Node) {
     let (env, sim) = sim::env(seed);
-    let node = Node::start(&env, seed).unwrap();
+    let node = Node::start_with(&env, seed, mode.options()).unwrap();
     (sim, node)
 }
 
 /// A vBucket with `a` durable and `b` about to be flushed under `plan`.
-fn flushed_under(plan: FaultPlan) -> (Sim, Node, History) {
-    let (sim, node) = started(7);
-    let mut history = History::default();
+fn flushed_under(mode: Mode, plan: FaultPlan) -> (Sim, Node, History) {
+    let (sim, node) = started(7, mode);
+    let mut history = History { mode, ..History::default() };
     let changes = history.changes.entry(0).or_default();
     changes.push(node.set(0, "a", b"one"));
     node.run();
@@ -45,9 +45,9 @@ fn read(node: &Node, key: &str) -> Option<Vec<u8>> {
 /// failed commit; a restart finds the acknowledged state or the one in flight.
 #[test]
 fn a_failed_sync_poisons_its_vbucket_and_shows_nothing() {
-    for nth in 0..2 {
+    for (nth, mode) in [0, 1].into_iter().flat_map(|nth| FILE_MODES.map(|mode| (nth, mode))) {
         for fate in [Fate::LoseUnsynced, Fate::KeepUnsynced, Fate::Seeded(nth)] {
-            let (mut sim, node, mut history) = flushed_under(FaultPlan::new().fail_nth(Op::Sync, nth, EIO));
+            let (mut sim, node, mut history) = flushed_under(mode, FaultPlan::new().fail_nth(Op::Sync, nth, EIO));
             let nudges = node.nudges();
             assert_eq!(node.durable(0), 1);
             let reason = node.poisoned(0).expect("poisoned").to_owned();
@@ -80,7 +80,7 @@ fn a_failed_sync_poisons_its_vbucket_and_shows_nothing() {
 fn a_failed_sync_of_a_new_file_acknowledges_nothing() {
     for (op, nth) in [(Op::Sync, 0), (Op::Sync, 1), (Op::SyncDir, 0)] {
         for fate in [Fate::LoseUnsynced, Fate::KeepUnsynced] {
-            let (mut sim, node) = started(8);
+            let (mut sim, node) = started(8, Mode::Kept);
             sim.storage.arm(FaultPlan::new().fail_nth(op, nth, EIO));
             let item = node.set(0, "a", b"one");
             node.stepper.advance(Duration::from_secs(60));
@@ -97,7 +97,8 @@ fn a_failed_sync_of_a_new_file_acknowledges_nothing() {
 /// A sync that lies cannot be noticed, but a start after it must not invent anything.
 #[test]
 fn a_disk_that_lies_about_a_sync_leaves_an_earlier_state() {
-    let (mut sim, node, mut history) = flushed_under(FaultPlan::new().rule(Rule::new(Op::Sync, Fault::Lie).times(2)));
+    let (mut sim, node, mut history) =
+        flushed_under(Mode::Direct, FaultPlan::new().rule(Rule::new(Op::Sync, Fault::Lie).times(2)));
     assert_eq!(node.durable(0), 2);
     drop(node);
     history.durable.insert(0, 1);
@@ -111,18 +112,20 @@ fn a_flush_that_fails_is_tried_again_until_everything_is_there() {
     {
         for seed in 0..12 {
             let _seed = Seed(seed);
-            let (mut sim, node) = started(seed);
-            let rule = Rule::new(op, Fault::Errno(errno)).nth(seed).times(1 + seed % 4);
+            let mode = MODES[seed as usize % MODES.len()];
+            let (mut sim, node) = started(seed, mode);
+            let rule = Rule::new(op, Fault::Errno(errno)).path(".couch").nth(seed).times(1 + seed % 4);
             sim.storage.arm(FaultPlan::new().rule(rule));
-            let mut history = History { bucket_made: true, ..History::default() };
+            let mut history = History { mode, bucket_made: true, ..History::default() };
             work_on(&node, seed, 30, &mut history);
             node.stepper.advance(Duration::from_secs(60));
-            assert_eq!(node.bucket.pending(), 0, "{op:?}: {:?}", node.bucket.stats());
+            assert_eq!(node.bucket.pending(), 0, "{op:?} {mode:?}: {:?}", node.bucket.stats());
             for vb in 0..rig::VBS {
                 assert!(node.poisoned(vb).is_none(), "{op:?}");
                 history.durable.insert(vb, node.durable(vb));
             }
             assert!(!node.bucket.disk_full());
+            sim.storage.arm(FaultPlan::new());
             assert_node_holds(&node, &history);
             drop(node);
             drop(assert_holds(&sim.power_cut(Fate::LoseUnsynced), &history));
@@ -132,7 +135,7 @@ fn a_flush_that_fails_is_tried_again_until_everything_is_there() {
 
 #[test]
 fn a_failing_flush_waits_longer_each_time_and_acknowledges_nothing() {
-    let (sim, node, _) = flushed_under(FaultPlan::new().fail_from(Op::Write, 0, EIO));
+    let (sim, node, _) = flushed_under(Mode::Direct, FaultPlan::new().fail_from(Op::Write, 0, EIO));
     let failures = |node: &Node| node.bucket.stats().flush_failures;
     assert_eq!((failures(&node), node.bucket.stats().waiting_vbs), (1, 1));
     // 100, 200, 400, 800, 1600, 3200, then 5000 ms.
@@ -150,7 +153,7 @@ fn a_failing_flush_waits_longer_each_time_and_acknowledges_nothing() {
 /// S34: the disk fills up, is said to be full, reads go on, and space is all it takes to recover.
 #[test]
 fn a_full_disk_is_told_and_recovers_by_itself() {
-    let (sim, node, mut history) = flushed_under(FaultPlan::new().space_bytes_max(1));
+    let (sim, node, mut history) = flushed_under(Mode::Direct, FaultPlan::new().space_bytes_max(1));
     assert!(node.bucket.disk_full() && node.store.disk_full() && node.bucket.stats().disk_full);
     assert_eq!(read(&node, "a").unwrap(), b"one");
     node.set(1, "b", b"in a file yet to be made");
@@ -165,7 +168,7 @@ fn a_full_disk_is_told_and_recovers_by_itself() {
 
 #[test]
 fn no_descriptors_left_is_ridden_out() {
-    let (sim, node, _) = flushed_under(FaultPlan::new().open_files_max(0));
+    let (sim, node, _) = flushed_under(Mode::Direct, FaultPlan::new().open_files_max(0));
     assert_eq!(node.durable(0), 1);
     let key = KeyBuf::in_default_collection(b"a").unwrap();
     let error = node.bucket.fetch_now(VbId(0), key.as_key()).unwrap_err();
@@ -176,10 +179,64 @@ fn no_descriptors_left_is_ridden_out() {
     assert_eq!(sim.storage.open_files(), 0, "files are closed after each commit");
 }
 
+/// Goal: many more vBuckets than descriptors cost opens, not failures, with everything kept and with nothing. Method: 30
+/// buckets take turns under a limit that is hardly more than what one flush and one read need at a time.
+#[test]
+fn many_buckets_get_by_with_few_descriptors() {
+    for files_max in [0, 3, 1024] {
+        let (env, mut sim) = sim::env(11);
+        let node = Node::start_with(&env, 11, Options { files_max, ..Options::default() }).unwrap();
+        let others: Vec<_> = (0..29)
+            .map(|n| {
+                let spec =
+                    persist::BucketSpec { name: format!("b{n}"), uuid: types::BucketUuid(100 + n), ..rig::spec() };
+                let bucket = node.store.create_bucket(spec).unwrap();
+                let logs = rig::attach(&bucket);
+                (bucket, logs)
+            })
+            .collect();
+        sim.storage.set_open_files_max(Some(6));
+        for round in 0..3 {
+            for (bucket, logs) in &others {
+                for vb in 0..rig::VBS {
+                    let value = format!("{round}");
+                    let kind = Kind::Committed { prepared: None };
+                    rig::append(&logs[usize::from(vb)], &node.env, "k", Some(value.as_bytes()), kind);
+                    bucket.changed(VbId(vb), persist::Urgency::Durable);
+                }
+            }
+            if round == 1 {
+                // The off-switch and its opposite, under load.
+                (0..50).for_each(|_| {
+                    node.stepper.step();
+                });
+                node.store.set_files_max(0);
+                node.store.set_files_max(files_max);
+            }
+            node.run();
+            for (bucket, logs) in &others {
+                let key = KeyBuf::in_default_collection(b"k").unwrap();
+                let found = bucket.fetch_now(VbId(1), key.as_key()).unwrap().expect("written");
+                assert_eq!(found.value(), format!("{round}").as_bytes());
+                assert!(logs.iter().all(|log| log.marks.filed() == log.marks.high()), "{:?}", bucket.stats());
+                assert_eq!(bucket.stats().flush_failures, 0);
+            }
+            let stats = node.store.files().stats();
+            assert_eq!(sim.storage.open_files(), stats.kept as u64, "nothing is open that is not kept");
+            assert!(stats.kept <= files_max.min(6));
+        }
+        others.iter().for_each(|(bucket, _)| node.store.delete_bucket(&bucket.spec().name).unwrap());
+        assert_eq!(sim.storage.open_files(), 0, "a deleted bucket's files are closed");
+        drop((others, node));
+        let node = Node::start(&sim.power_cut(Fate::LoseUnsynced), 11).unwrap();
+        assert_eq!(node.store.buckets().len(), 1);
+    }
+}
+
 /// S33: a file that cannot be read never makes a key absent; one asked for together with others spares them nothing.
 #[test]
 fn a_read_that_fails_is_an_error_and_not_an_absent_key() {
-    let (sim, node, _) = flushed_under(FaultPlan::new());
+    let (sim, node, _) = flushed_under(Mode::Direct, FaultPlan::new());
     let [found, absent, failed] = [0; 3].map(|_| Arc::new(AtomicU64::new(0)));
     let ask = &|key: &str| {
         let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
@@ -219,7 +276,7 @@ fn a_read_that_fails_is_an_error_and_not_an_absent_key() {
 
 #[test]
 fn whoever_waits_for_a_read_is_answered_when_the_store_closes() {
-    let (_sim, node, _) = flushed_under(FaultPlan::new());
+    let (_sim, node, _) = flushed_under(Mode::Direct, FaultPlan::new());
     let closed = Arc::new(AtomicU64::new(0));
     let Node { store, bucket, stepper, .. } = node;
     let ask = || {
@@ -241,7 +298,7 @@ fn whoever_waits_for_a_read_is_answered_when_the_store_closes() {
 /// A file that somebody else has written to is not built upon.
 #[test]
 fn a_file_that_moved_without_us_is_not_written() {
-    let (sim, node, _) = flushed_under(FaultPlan::new());
+    let (sim, node, _) = flushed_under(Mode::Direct, FaultPlan::new());
     let copy = sim.storage.read_file(rig::file(0, 1)).unwrap();
     node.set(0, "c", b"three");
     node.run();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use changelog::{Changelog, FailoverEntry, FailoverTable, VbRecord};
 use env::Env;
-use persist::{BucketSpec, BucketStore, Nudge, Options, Store, Urgency, WarmUp};
+use persist::{BucketSpec, BucketStore, LogDriver, LogOptions, Nudge, Options, Store, Urgency, WarmUp};
 use scheduler::{PoolConfig, Pools, Stop};
 use types::{
     BucketUuid, Cas, Datatype, DeleteSource, Item, KeyBuf, Kind, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid,
@@ -71,10 +71,29 @@ fn spec(name: &str) -> BucketSpec {
 /// wait for their own change to be durable, readers fetch meanwhile, a second bucket comes and goes.
 #[test]
 fn every_change_becomes_durable_without_further_traffic() {
+    storm(&Options::default());
+}
+
+/// The same with files kept in short supply, and through a commit log that is used again and again.
+#[test]
+fn every_change_becomes_durable_through_a_commit_log_too() {
+    for driver in [LogDriver::Thread, LogDriver::Task] {
+        let log = LogOptions {
+            segment_bytes: 64 << 10,
+            bytes_max: 256 << 10,
+            driver,
+            file_after: Duration::from_millis(20),
+            ..LogOptions::default()
+        };
+        storm(&Options { files_max: 5, commit_log: Some(log), ..Options::default() });
+    }
+}
+
+fn storm(options: &Options) {
     let dir = tempfile::tempdir().unwrap();
     let env = env::os::env();
     let pools = Pools::start(&env, &PoolConfig::default());
-    let store = Store::open(&env, &pools, dir.path(), Options::default()).unwrap();
+    let store = Store::open(&env, &pools, dir.path(), options.clone()).unwrap();
     let bucket = store.create_bucket(spec("b")).unwrap();
     let (sender, told) = mpsc::sync_channel(1);
     let nudge = Arc::new(Told(sender));
@@ -110,8 +129,10 @@ fn every_change_becomes_durable_without_further_traffic() {
             }
         });
         scope.spawn(|| {
-            for _ in 0..5 {
-                let other = store.create_bucket(spec("other")).unwrap();
+            for n in 0..5 {
+                let uuid = BucketUuid(10 + n);
+                let other = store.create_bucket(BucketSpec { uuid, ..spec("other") }).unwrap();
+                store.set_files_max([0, 3, 1000, 0, 2][n as usize]);
                 let logs = attach(&other, &nudge);
                 for vb in 0..VBS {
                     append(&logs[usize::from(vb)], &env, "k", Some(b"v"));
@@ -138,12 +159,12 @@ fn every_change_becomes_durable_without_further_traffic() {
     assert!(found > 0);
     drop((store, bucket));
     pools.shutdown(Stop::Cancel);
-    assert_reopens(&env, dir.path(), &logs);
+    assert_reopens(&env, dir.path(), options, &logs);
 }
 
-fn assert_reopens(env: &Env, dir: &Path, logs: &[Arc<Changelog>]) {
+fn assert_reopens(env: &Env, dir: &Path, options: &Options, logs: &[Arc<Changelog>]) {
     let pools = Pools::start(env, &PoolConfig::default());
-    let store = Store::open(env, &pools, dir, Options::default()).unwrap();
+    let store = Store::open(env, &pools, dir, options.clone()).unwrap();
     assert!(store.was_clean());
     let [bucket] = &store.buckets()[..] else { panic!("one bucket, the other was deleted") };
     let highs: Vec<_> = bucket.recovered().iter().map(|r| r.high).collect();

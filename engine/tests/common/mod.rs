@@ -62,9 +62,23 @@ pub fn options() -> Options {
 
 /// What may go wrong on the way up.
 pub fn try_open(env: &Env, clock: &SimClock) -> Result<(Stepper, Engine, Vec<Recovered>), persist::StoreError> {
+    try_open_with(env, clock, None)
+}
+
+/// A commit log of a few small files.
+pub fn small_log() -> persist::LogOptions {
+    let driver = persist::LogDriver::Task;
+    persist::LogOptions { segment_bytes: 16 << 10, bytes_max: 48 << 10, driver, ..persist::LogOptions::default() }
+}
+
+pub fn try_open_with(
+    env: &Env,
+    clock: &SimClock,
+    commit_log: Option<persist::LogOptions>,
+) -> Result<(Stepper, Engine, Vec<Recovered>), persist::StoreError> {
     let stepper = Stepper::new(clock, Order::InTurn);
     let pools = stepper.pools();
-    let store_options = persist::Options { writers: 1, readers: 1, ..persist::Options::default() };
+    let store_options = persist::Options { writers: 1, readers: 1, commit_log, ..persist::Options::default() };
     let store = Store::open(env, &pools, Path::new(DATA_DIR), store_options)?;
     let engine = Engine::new(env, &pools, store, options());
     let recovered = engine.warm_up()?;

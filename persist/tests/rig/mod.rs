@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use changelog::{Changelog, FailoverEntry, FailoverTable, VbRecord};
 use couchstore::kv::CollectionStats;
-use couchstore::{Couch, Mode, check};
+use couchstore::{Couch, check};
 use env::sim::SimClock;
 use env::{Env, OpenMode};
-use persist::{BucketSpec, BucketStore, Nudge, Options, Store, StoreError, Urgency, WarmUp};
+use persist::{BucketSpec, BucketStore, LogDriver, LogOptions, Nudge, Options, Store, StoreError, Urgency, WarmUp};
 use scheduler::{Order, Stepper};
 use types::{
     BucketUuid, Cas, CollectionId, Datatype, DeleteSource, Item, KeyBuf, Kind, Level, Meta, RevSeqno, Seqno, VbId,
@@ -43,6 +43,52 @@ pub fn record(state: VbState) -> VbRecord {
     VbRecord { state, failover, topology: vec![] }
 }
 
+/// How the store works in a test.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Each commit opens its file and closes it.
+    Direct,
+    /// Files are kept open.
+    #[default]
+    Kept,
+    /// Files are kept open, but too few for all vBuckets.
+    Evicting,
+    /// Changes go to the commit log, and to the files when the store opens again or stops.
+    Logged,
+    /// The same with a log so small that files are written all the time to make room in it.
+    Recycling,
+}
+
+pub const MODES: [Mode; 5] = [Mode::Direct, Mode::Kept, Mode::Evicting, Mode::Logged, Mode::Recycling];
+/// Those in which a commit of the file is what makes a change durable.
+pub const FILE_MODES: [Mode; 3] = [Mode::Direct, Mode::Kept, Mode::Evicting];
+pub const LOG_MODES: [Mode; 2] = [Mode::Logged, Mode::Recycling];
+
+impl Mode {
+    pub fn options(self) -> Options {
+        let files_max = match self {
+            Mode::Direct => 0,
+            Mode::Kept | Mode::Logged => 1024,
+            Mode::Evicting | Mode::Recycling => 2,
+        };
+        let commit_log = self.is_logged().then(|| LogOptions {
+            segment_bytes: 16 << 10,
+            bytes_max: 48 << 10,
+            driver: LogDriver::Task,
+            ..LogOptions::default()
+        });
+        Options { files_max, commit_log, ..Options::default() }
+    }
+
+    pub fn is_logged(self) -> bool {
+        matches!(self, Mode::Logged | Mode::Recycling)
+    }
+
+    fn value_bytes_max(self) -> u64 {
+        if self == Mode::Recycling { 4000 } else { 40 }
+    }
+}
+
 #[derive(Default)]
 struct Nudges(AtomicU64);
 
@@ -55,6 +101,7 @@ impl Nudge for Nudges {
 /// Everything that was ever appended to each vBucket, and how much of it was reported durable.
 #[derive(Clone, Default)]
 pub struct History {
+    pub mode: Mode,
     pub bucket_made: bool,
     pub changes: BTreeMap<u16, Vec<Arc<Item>>>,
     pub durable: BTreeMap<u16, u64>,
@@ -74,7 +121,7 @@ pub struct Node {
 impl Node {
     /// Opens the store, makes the bucket if it is not there, and attaches a changelog to each vBucket.
     pub fn start(env: &Env, seed: u64) -> Result<Node, StoreError> {
-        Node::start_with(env, seed, Options::default())
+        Node::start_with(env, seed, Mode::default().options())
     }
 
     pub fn start_with(env: &Env, seed: u64, options: Options) -> Result<Node, StoreError> {
@@ -88,17 +135,7 @@ impl Node {
             None => store.create_bucket(spec())?,
         };
         let nudges = Arc::new(Nudges::default());
-        let recovered: BTreeMap<_, _> = bucket.recovered().into_iter().map(|r| (r.vb, r)).collect();
-        let logs = (0..VBS).map(|vb| {
-            let log = match recovered.get(&VbId(vb)) {
-                Some(r) => Changelog::new(r.high, r.max_cas, r.record.clone()),
-                None => Changelog::new(Seqno(0), Cas(0), record(VbState::Active)),
-            };
-            let log = Arc::new(log);
-            bucket.attach(VbId(vb), Arc::clone(&log), nudges.clone());
-            log
-        });
-        let logs = logs.collect();
+        let logs = attach_with(&bucket, &nudges);
         Ok(Node { env, clock, stepper, store, bucket, logs, nudges })
     }
 
@@ -117,11 +154,18 @@ impl Node {
         self.stepper.run_until_idle();
     }
 
-    /// The mark, and that it agrees with its twin and was told of.
+    /// The mark, and that it agrees with its twin.
     pub fn durable(&self, vb: u16) -> u64 {
         let marks = &self.logs[usize::from(vb)].marks;
-        assert_eq!(marks.durable(), marks.filed());
+        assert!(marks.durable() == marks.filed() || self.store.log_stats().is_some());
         marks.durable().0
+    }
+
+    /// Brings everything to the files.
+    pub fn file_all(&self) {
+        self.run();
+        self.store.start_drain();
+        self.run();
     }
 
     pub fn poisoned(&self, vb: u16) -> Option<&str> {
@@ -138,6 +182,25 @@ impl Node {
         self.bucket.warm_up(VbId(vb), all, &mut |_, _| true, &mut |item| items.push(item)).expect("a file that opened");
         items
     }
+}
+
+/// A changelog for each vBucket, going on where its file ends.
+pub fn attach(bucket: &BucketStore) -> Vec<Arc<Changelog>> {
+    attach_with(bucket, &Arc::new(Nudges::default()))
+}
+
+fn attach_with(bucket: &BucketStore, nudges: &Arc<Nudges>) -> Vec<Arc<Changelog>> {
+    let recovered: BTreeMap<_, _> = bucket.recovered().into_iter().map(|r| (r.vb, r)).collect();
+    let logs = (0..VBS).map(|vb| {
+        let log = match recovered.get(&VbId(vb)) {
+            Some(r) => Changelog::new(r.high, r.max_cas, r.record.clone()),
+            None => Changelog::new(Seqno(0), Cas(0), record(VbState::Active)),
+        };
+        let log = Arc::new(log);
+        bucket.attach(VbId(vb), Arc::clone(&log), nudges.clone());
+        log
+    });
+    logs.collect()
 }
 
 pub fn append(log: &Changelog, env: &Env, key: &str, value: Option<&[u8]>, kind: Kind) -> Arc<Item> {
@@ -196,12 +259,13 @@ pub struct Facts {
 /// Goal: whatever was reported durable is there, in an order that happened, and nothing else. Opens the store as a new
 /// run would, compares each vBucket with the model, proves its file whole, and goes on writing.
 pub fn assert_holds(env: &Env, history: &History) -> Node {
-    let node = Node::start(env, 1).expect("a crash leaves a store that opens");
+    let node = Node::start_with(env, 1, history.mode.options()).expect("a crash leaves a store that opens");
     assert_node_holds(&node, history);
     for vb in 0..VBS {
         let item = node.set(vb, "later", b"still works");
         node.run();
         assert_eq!(node.durable(vb), item.meta.seqno.0, "vb {vb} goes on");
+        node.file_all();
         let fetched = node.bucket.fetch_now(VbId(vb), item.key()).unwrap().expect("just written");
         assert_eq!(fetched.value(), b"still works");
     }
@@ -244,7 +308,7 @@ fn assert_counts(env: &Env, path: &Path, facts: &Facts) {
     let open = || env.storage.open(path, OpenMode::Read).unwrap();
     let report = check::check(open(), path, check::Depth::Newest).unwrap();
     assert!(report.is_whole(), "{}: {:?}", path.display(), report.damage);
-    let couch = Couch::open(open(), path, Mode::Strict).unwrap();
+    let couch = Couch::open(open(), path, couchstore::Mode::Strict).unwrap();
     let (mut prepares, mut bytes) = (0, 0);
     let _ = couch
         .changes_since(0, |info| {
@@ -265,9 +329,9 @@ fn assert_counts(env: &Env, path: &Path, facts: &Facts) {
 
 /// A workload: `rounds` rounds of changes in random vBuckets, with flushes at random moments. Never panics on errors, as
 /// the power may go at any time.
-pub fn work(env: &Env, seed: u64, rounds: u64) -> History {
-    let mut history = History::default();
-    let Ok(node) = Node::start(env, seed) else { return history };
+pub fn work(env: &Env, mode: Mode, seed: u64, rounds: u64) -> History {
+    let mut history = History { mode, ..History::default() };
+    let Ok(node) = Node::start_with(env, seed, mode.options()) else { return history };
     history.bucket_made = true;
     work_on(&node, seed, rounds, &mut history);
     history
@@ -279,7 +343,8 @@ pub fn work_on(node: &Node, seed: u64, rounds: u64, history: &mut History) {
     for round in 0..rounds {
         let vb = dice.below(u64::from(VBS)) as u16;
         let key = format!("k{}", dice.below(6));
-        let value = format!("{round}-{}", "x".repeat(dice.below(40) as usize)).into_bytes();
+        let filler = "x".repeat(dice.below(history.mode.value_bytes_max()) as usize);
+        let value = format!("{round}-{filler}").into_bytes();
         let pending = prepared.get(&(vb, key.clone())).cloned();
         let item = match (dice.below(10), pending) {
             (0..5, Some((seqno, value))) => {

@@ -1,0 +1,304 @@
+//! Between the changelogs and the commit log: what a vBucket has goes to the log at once, what the log made durable is
+//! published.
+//!
+//! ```text
+//!     changed(vb) ──▶ submit what is behind the log cursor ──▶ commit log: one sync for all
+//!                                                                   │
+//!     changed(vb), while another submits for it: counted, seen      ▼
+//!                                                     durable moves, nudge, and the filer is told
+//! ```
+//! Submitting copies and does no I/O, so whoever changed a vBucket does it: no task stands between a change and the sync
+//! it rides.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use changelog::VbRecord;
+use commit_log::{Key, Log, LogError, Mark, Observer, Submission, Synced};
+use types::rank::{Mutex, Rank, RwLock};
+use types::{BucketUuid, Seqno};
+
+use crate::filer::Filer;
+use crate::shared::Shared;
+use crate::vb::{Attached, Vb};
+
+/// A submission takes no further change once it has this many bytes of them.
+const SUBMISSION_BYTES_MAX: usize = 4 << 20;
+/// From this share of the log on, the oldest segment is filed for its room.
+const FILE_FROM_PERCENT: u64 = 50;
+
+/// A vBucket's records on their way: the log does not give them back, and a file must not run ahead of the log.
+#[derive(Default)]
+pub(crate) struct Records {
+    submitted: VecDeque<(u64, Arc<VbRecord>)>,
+    logged: Option<(u64, Arc<VbRecord>)>,
+}
+
+impl Records {
+    pub fn starting_at(version: u64, record: Arc<VbRecord>) -> Records {
+        Records { submitted: VecDeque::new(), logged: Some((version, record)) }
+    }
+
+    /// The newest one that is durable.
+    pub fn logged(&self) -> Option<(u64, Arc<VbRecord>)> {
+        self.logged.clone()
+    }
+
+    fn submitted_version(&self) -> Option<u64> {
+        self.submitted.back().or(self.logged.as_ref()).map(|(version, _)| *version)
+    }
+
+    fn became_durable(&mut self, upto: u64) {
+        while self.submitted.front().is_some_and(|(version, _)| *version <= upto) {
+            self.logged = self.submitted.pop_front();
+        }
+    }
+}
+
+/// The vBuckets of a bucket, as the log's observer finds them.
+type Homes = HashMap<BucketUuid, Arc<[Arc<Vb>]>>;
+
+/// 1. What is behind a vBucket's log cursor has not been submitted; what is before it was, once, in order. One thread at a
+///    time submits for a vBucket: whoever raised its `asks` from 0. It goes on until nobody has asked meanwhile.
+/// 2. `durable` is published here, by the thread that leads the log, as long as the logger takes; after
+///    [`Logger::close`] by the flusher.
+/// 3. What the log refused for want of room is submitted again when there is some: a vBucket is on the list of the refused
+///    before it looks again whether the log is full, and the log has room before the list is taken.
+pub(crate) struct Logger {
+    log: RwLock<Option<Arc<Log>>>,
+    homes: RwLock<Arc<Homes>>,
+    pub filer: Filer,
+    refused: Mutex<Vec<Arc<Vb>>>,
+    is_full: AtomicBool,
+    takes: AtomicBool,
+}
+
+impl Logger {
+    pub fn new(log: Arc<Log>, filer: Filer) -> Logger {
+        Logger {
+            log: RwLock::ranked(Rank::FileCache, Some(log)),
+            homes: RwLock::ranked(Rank::FileCache, Arc::default()),
+            filer,
+            refused: Mutex::ranked(Rank::CommitQueue, Vec::new()),
+            is_full: AtomicBool::new(false),
+            takes: AtomicBool::new(true),
+        }
+    }
+
+    /// From here on changes go through the log. Before, or after the end, flushes commit them themselves.
+    pub fn takes(&self) -> bool {
+        self.takes.load(Ordering::Acquire)
+    }
+
+    pub fn log(&self) -> Option<Arc<Log>> {
+        self.log.read().clone()
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Acquire)
+    }
+
+    pub fn add(&self, bucket: BucketUuid, vbs: &[Arc<Vb>]) {
+        let mut homes = self.homes.write();
+        let mut more = Homes::clone(&homes);
+        more.insert(bucket, vbs.into());
+        *homes = Arc::new(more);
+    }
+
+    pub fn remove(&self, bucket: BucketUuid) {
+        let before = {
+            let mut homes = self.homes.write();
+            let mut fewer = Homes::clone(&homes);
+            fewer.remove(&bucket);
+            std::mem::replace(&mut *homes, Arc::new(fewer))
+        };
+        drop(before);
+        self.filer.forget(bucket);
+    }
+
+    /// The bucket is gone from the disk: its part of the log is not needed.
+    pub fn forget(&self, bucket: BucketUuid) {
+        if let Some(log) = self.log() {
+            log.forget(bucket);
+        }
+    }
+
+    /// The vBucket has something new.
+    pub fn changed(&self, vb: &Arc<Vb>) {
+        if vb.asks.fetch_add(1, Ordering::AcqRel) > 0 {
+            return;
+        }
+        let mut seen = 1;
+        loop {
+            self.submit_for(vb);
+            match vb.asks.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    fn submit_for(&self, vb: &Arc<Vb>) {
+        let (Some(log), Some(attached)) = (self.log(), vb.attached()) else { return };
+        let Some(cursor) = &attached.log_cursor else { return };
+        while self.takes() && attached.log.marks.poisoned().is_none() && !vb.home.gone.load(Ordering::Acquire) {
+            let slice = attached.log.read(cursor, SUBMISSION_BYTES_MAX);
+            let submitted = attached.records.lock().submitted_version();
+            let with_record = submitted != Some(slice.record_version);
+            // As for a file: a record that was never changed waits for the first change.
+            let is_worth = slice.record_version > 0 || vb.committed().is_some();
+            if slice.items.is_empty() && !(with_record && is_worth) {
+                return;
+            }
+            if with_record {
+                let record = (slice.record_version, Arc::clone(&slice.record));
+                attached.records.lock().submitted.push_back(record);
+            }
+            let submission = Submission {
+                bucket: vb.home.uuid,
+                vb: vb.id,
+                items: &slice.items,
+                last: slice.last,
+                record: with_record.then_some((&*slice.record, slice.record_version)),
+            };
+            match log.submit(&submission) {
+                Ok(()) => {
+                    attached.log.release(cursor, slice.last);
+                    let bytes: usize = slice.items.iter().map(|item| item.memory()).sum();
+                    self.filer.add_bytes(vb, bytes as u64);
+                }
+                Err(error) => {
+                    if with_record {
+                        attached.records.lock().submitted.pop_back();
+                    }
+                    self.refuse(vb, &attached, &log, &error);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn refuse(&self, vb: &Arc<Vb>, attached: &Attached, log: &Log, error: &LogError) {
+        match error {
+            LogError::Closed => {}
+            LogError::Full { .. } | LogError::Io { .. } => {
+                self.refused.lock().push(Arc::clone(vb));
+                self.is_full.store(true, Ordering::Release);
+                self.filer.wake();
+                if log.stats().full.is_none() {
+                    self.has_room();
+                }
+            }
+            LogError::Poisoned(_) | LogError::TooLarge { .. } | LogError::Damaged { .. } | LogError::BadOptions(_) => {
+                vb.poison(attached, error.to_string());
+            }
+        }
+    }
+
+    fn has_room(&self) {
+        self.is_full.store(false, Ordering::Release);
+        let refused = std::mem::take(&mut *self.refused.lock());
+        refused.iter().for_each(|vb| self.changed(vb));
+    }
+
+    /// The vBucket's file holds everything up to here.
+    pub fn filed(&self, vb: &Arc<Vb>, seqno: Seqno, record_version: u64) {
+        let Some(log) = self.log() else { return };
+        let key = Key { bucket: vb.home.uuid, vb: vb.id };
+        log.release(key, Mark { seqno, record_version });
+    }
+
+    /// Whether the oldest segment should be filed now, so that the log keeps room.
+    pub fn wants_room(&self) -> bool {
+        self.is_full() || self.log().is_some_and(|log| log.pressure().percent() >= FILE_FROM_PERCENT)
+    }
+
+    /// The vBuckets whose filing makes room.
+    pub fn holders(&self) -> Vec<Arc<Vb>> {
+        let Some(log) = self.log() else { return Vec::new() };
+        let homes = Arc::clone(&self.homes.read());
+        let find = |key: &Key| homes.get(&key.bucket)?.get(usize::from(key.vb.0)).cloned();
+        log.needs_filing(usize::MAX).iter().filter_map(|holder| find(&holder.key)).collect()
+    }
+
+    /// Makes durable what was submitted, and takes nothing any more: from here on flushes commit by themselves.
+    pub fn close(&self) {
+        self.takes.store(false, Ordering::Release);
+        let Some(log) = self.log() else { return };
+        if let Err(error) = log.close()
+            && log.poisoned().is_none()
+        {
+            // What it did not take is still in the changelogs, and goes to the files now.
+            tracing::warn!("the commit log could not be closed in order: {error}");
+        }
+    }
+
+    /// When this returns, nothing is written to the log and nobody is told anything.
+    pub fn stop(&self) {
+        self.takes.store(false, Ordering::Release);
+        let log = self.log.write().take();
+        drop(log);
+        *self.homes.write() = Arc::default();
+        let refused = std::mem::take(&mut *self.refused.lock());
+        drop(refused);
+        self.filer.stop();
+    }
+
+    fn publish(&self, batch: &[Synced]) {
+        let homes = Arc::clone(&self.homes.read());
+        let mut moved = Vec::with_capacity(batch.len());
+        for synced in batch {
+            let key = synced.key;
+            let Some(vb) = homes.get(&key.bucket).and_then(|vbs| vbs.get(usize::from(key.vb.0))) else { continue };
+            let Some(attached) = vb.attached() else { continue };
+            if let Some(version) = synced.record_version {
+                attached.records.lock().became_durable(version);
+            }
+            if vb.publish_durable(&attached, synced.seqno) {
+                moved.push((vb, attached));
+            }
+        }
+        for (vb, attached) in moved {
+            self.filer.note(vb);
+            attached.nudge.marks_moved(vb.id);
+        }
+        if self.wants_room() {
+            self.filer.wake();
+        }
+    }
+}
+
+/// Hears what the log did.
+pub(crate) struct Ear(pub Weak<Shared>);
+
+impl Ear {
+    fn with(&self, hear: impl FnOnce(&Logger)) {
+        if let Some(shared) = self.0.upgrade()
+            && let Some(logger) = shared.logger()
+        {
+            hear(logger);
+        }
+    }
+}
+
+impl Observer for Ear {
+    fn durable(&self, batch: &[Synced]) {
+        self.with(|logger| logger.publish(batch));
+    }
+
+    fn poisoned(&self, reason: &str) {
+        self.with(|logger| {
+            let homes = Arc::clone(&logger.homes.read());
+            for vb in homes.values().flat_map(|vbs| vbs.iter()) {
+                if let Some(attached) = vb.attached() {
+                    vb.poison(&attached, format!("the commit log is not written any more: {reason}"));
+                }
+            }
+        });
+    }
+
+    fn room(&self) {
+        self.with(Logger::has_room);
+    }
+}

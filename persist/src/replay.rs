@@ -1,0 +1,219 @@
+//! At start: what the commit log holds and the files do not is filed, before anybody sees the store.
+//!
+//! Filing at once rather than keeping the log's items in memory means that there is one truth when the engine starts: the
+//! files. It costs what the log holds at most, in reads and in commits, and `log_bytes_max` bounds that.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use changelog::{FailoverEntry, FailoverTable, Slice, VbRecord};
+use commit_log::{Key, Log, LogError, Mark, Replayed};
+use env::Storage;
+use scheduler::Pools;
+use types::{BucketUuid, Item, Seqno, VbState, VbUuid};
+
+use crate::Options;
+use crate::batch::Batch;
+use crate::commit::commit;
+use crate::error::{Damage, Damages, StoreError};
+use crate::names::{LOG_ASIDE_DIR, LOG_DIR, LOG_GONE_DIR};
+use crate::shared::Shared;
+use crate::store::remove_tree;
+use crate::sync::side_by_side;
+use crate::vb::Vb;
+
+/// What the log says of one vBucket beyond its file.
+#[derive(Default)]
+struct Ahead {
+    items: Vec<Arc<Item>>,
+    record: Option<VbRecord>,
+    last: Seqno,
+}
+
+/// What the log said.
+#[derive(Default)]
+struct Gathered {
+    ahead: HashMap<Key, Ahead>,
+    marks: HashMap<Key, Seqno>,
+    strangers: HashSet<BucketUuid>,
+    items: u64,
+}
+
+impl Gathered {
+    /// `high` is where the vBucket's file ends; `None`: there is no such vBucket.
+    fn take(&mut self, replayed: Replayed, high: Option<Seqno>, was_clean: bool) {
+        let key = Key { bucket: replayed.bucket, vb: replayed.vb };
+        let mark = self.marks.entry(key).or_default();
+        *mark = replayed.last.max(*mark);
+        let Some(high) = high else {
+            self.strangers.insert(replayed.bucket);
+            return;
+        };
+        self.items += replayed.items.len() as u64;
+        // After a clean stop the files have everything, and may have a newer record than the log.
+        let record_counts = replayed.last > high || (replayed.last == high && !was_clean);
+        let record = replayed.record.filter(|_| record_counts);
+        let mut items = replayed.items.into_iter().filter(|item| item.meta.seqno > high).peekable();
+        if record.is_none() && items.peek().is_none() {
+            return;
+        }
+        let ahead = self.ahead.entry(key).or_default();
+        if let Some(first) = items.peek().map(|item| item.meta.seqno)
+            && first <= ahead.last
+        {
+            // Written again after the file went back to an earlier commit: the later history counts.
+            ahead.items.retain(|item| item.meta.seqno < first);
+        }
+        ahead.items.extend(items.map(Arc::new));
+        ahead.last = replayed.last;
+        ahead.record = record.or(ahead.record.take());
+    }
+}
+
+/// The commit log as it is to be used from here on, if it is. What it held is in the files when this returns.
+pub(crate) fn open_log(
+    shared: &Arc<Shared>,
+    pools: &Pools,
+    data_dir: &Path,
+    vbs: &HashMap<BucketUuid, Arc<[Arc<Vb>]>>,
+    was_clean: bool,
+) -> Result<Option<Arc<Log>>, StoreError> {
+    let storage = &*shared.env.storage;
+    let dir = data_dir.join(LOG_DIR);
+    let gone = data_dir.join(LOG_GONE_DIR);
+    remove_tree(storage, &gone)?;
+    let options = shared.options.commit_log.clone();
+    if options.is_none() && !has_segments(storage, &dir)? {
+        return Ok(None);
+    }
+    let log_options = options.clone().unwrap_or_default().of_files();
+
+    let began = shared.env.clock.monotonic();
+    let find = |key: Key| vbs.get(&key.bucket)?.get(usize::from(key.vb.0));
+    let high = |key: Key| Some(find(key)?.committed().map_or(Seqno(0), |committed| committed.high));
+    let mut gathered = Gathered::default();
+    let mut take = |replayed: Replayed| {
+        let key = Key { bucket: replayed.bucket, vb: replayed.vb };
+        gathered.take(replayed, high(key), was_clean);
+    };
+    let log = match Log::open(&shared.env, &dir, log_options.clone(), &mut take) {
+        Ok(log) => Some(log),
+        Err(error @ LogError::Damaged { .. }) if shared.options.recovery => {
+            tracing::error!("{error}; as asked for, using what comes before, and keeping the log as {LOG_ASIDE_DIR}");
+            None
+        }
+        Err(error) => return Err(StoreError::log(error)),
+    };
+    let Gathered { ahead, marks, strangers, items } = gathered;
+
+    let mut damages = Vec::new();
+    let mut to_file = Vec::new();
+    for (key, ahead) in ahead {
+        let vb = find(key).expect("only vBuckets that are there");
+        match gap(vb, &ahead, &dir) {
+            None => to_file.push((Arc::clone(vb), ahead)),
+            Some(damage) => damages.push(damage),
+        }
+    }
+    if !damages.is_empty() && !shared.options.recovery {
+        return Err(StoreError::Damaged(Damages(damages)));
+    }
+    for damage in &damages {
+        tracing::error!("{}: {}; as asked for, given up: {}", damage.path.display(), damage.what, damage.lost);
+    }
+    let (vbuckets, filed): (_, usize) = (to_file.len(), to_file.iter().map(|(_, ahead)| ahead.items.len()).sum());
+    side_by_side(pools, "replay", to_file, |(vb, ahead)| file(vb, ahead))?;
+    if items > 0 {
+        let took = shared.env.clock.monotonic().saturating_sub(began);
+        tracing::info!(changes = items, filed, vbuckets, took_ms = took.as_millis(), "replayed the commit log");
+    }
+
+    let is_wanted = options.is_some();
+    if let Some(log) = log.as_ref().filter(|_| is_wanted && damages.is_empty()) {
+        strangers.into_iter().for_each(|bucket| log.forget(bucket));
+        marks.into_iter().for_each(|(key, seqno)| log.release(key, Mark { seqno, record_version: 0 }));
+        return Ok(Some(Arc::clone(log)));
+    }
+    // What was given up must not come back, and a log that is not used must not grow old.
+    let is_damaged = log.is_none();
+    drop(log);
+    let aside = data_dir.join(LOG_ASIDE_DIR);
+    let target = if is_damaged { &aside } else { &gone };
+    if is_damaged {
+        remove_tree(storage, &aside)?;
+    }
+    storage.rename(&dir, target).map_err(StoreError::io("rename", &dir))?;
+    storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
+    remove_tree(storage, &gone)?;
+    if !is_wanted {
+        return Ok(None);
+    }
+    Log::open(&shared.env, &dir, log_options, &mut |_| {}).map(Some).map_err(StoreError::log)
+}
+
+fn has_segments(storage: &dyn Storage, dir: &Path) -> Result<bool, StoreError> {
+    if !storage.exists(dir).map_err(StoreError::io("look for", dir))? {
+        return Ok(false);
+    }
+    let names = storage.list(dir).map_err(StoreError::io("list", dir))?;
+    Ok(names.iter().any(|name| name.ends_with(".log")))
+}
+
+/// Changes that the log does not have and the file neither: then the file is not the one the log was written for.
+fn gap(vb: &Vb, ahead: &Ahead, log_dir: &Path) -> Option<Damage> {
+    let mut before = vb.committed().map_or(Seqno(0), |committed| committed.high);
+    let file_ends = before;
+    for item in &ahead.items {
+        if item.meta.seqno != before.next() {
+            let what = format!(
+                "the file of vBucket {} of bucket \"{}\" ends at seqno {file_ends}, but the commit log goes on with seqno {}",
+                vb.id, vb.home.name, item.meta.seqno
+            );
+            let lost = format!("vBucket {}: seqnos {} to {}, and what was between", vb.id, item.meta.seqno, ahead.last);
+            return Some(Damage { vb: Some(vb.id), path: log_dir.to_owned(), offset: None, what, lost });
+        }
+        before = item.meta.seqno;
+    }
+    None
+}
+
+fn file(vb: &Arc<Vb>, ahead: &Ahead) -> Result<(), StoreError> {
+    let committed = vb.committed();
+    let high = committed.as_ref().map_or(Seqno(0), |committed| committed.high);
+    let record = ahead.record.clone().or(committed.map(|committed| committed.facts.record.clone()));
+    let fresh = || {
+        let uuid = VbUuid((vb.home.shared.env.rng.u64() >> 16).max(1));
+        let failover = FailoverTable::new(FailoverEntry { uuid, seqno: Seqno(0) });
+        VbRecord { state: VbState::Active, failover, topology: Vec::new() }
+    };
+    let slice = Slice {
+        items: ahead.items.clone(),
+        last: ahead.items.last().map_or(high, |item| item.meta.seqno),
+        record: Arc::new(record.unwrap_or_else(fresh)),
+        record_version: 0,
+    };
+    let batch = Batch::of(&slice);
+    if batch.is_empty() && vb.committed().is_some_and(|committed| committed.facts.record == *slice.record) {
+        return Ok(());
+    }
+    let committed = commit(vb, &slice, &batch)?;
+    vb.set_committed(committed);
+    Ok(())
+}
+
+/// Refuses options that would fail later.
+pub(crate) fn check(options: &Options) -> Result<(), StoreError> {
+    options.commit_log.as_ref().map_or(Ok(()), |options| options.of_files().check()).map_err(StoreError::log)
+}
+
+impl StoreError {
+    pub(crate) fn log(error: LogError) -> StoreError {
+        match error {
+            LogError::Damaged { path, offset, what, lost } => {
+                StoreError::Damaged(Damages(vec![Damage { vb: None, path, offset: Some(offset), what, lost }]))
+            }
+            error => StoreError::Log(Arc::new(error)),
+        }
+    }
+}
