@@ -6,7 +6,7 @@ use types::{Cas, Datatype, Seqno};
 use crate::subdoc::{self, DocFlags, DocView, Existence, Features};
 use crate::{json, xattr};
 
-const FEATURES: Features = Features { xattr: true, binary_xattr: true, replica_read: true };
+const FEATURES: Features = Features { xattr: true, replica_read: true };
 
 /// The first bytes choose flags and a cut; then come a value and the specs of a multi-path request.
 pub fn fuzz_subdoc(data: &[u8]) {

@@ -44,7 +44,7 @@ impl<'a> Path<'a> {
         let mut path = Path { components: vec![Component::Key(Cow::Borrowed(first))] };
         match rest {
             [b'.'] => return Err(SubdocError::PathInvalid),
-            [b'.', name @ ..] if name[0] != b'[' => path.extend(name)?,
+            [b'.', more @ ..] => path.extend(more)?,
             [b'[', ..] | [] => path.extend(rest)?,
             _ => return Err(SubdocError::PathInvalid),
         }
@@ -74,8 +74,8 @@ impl<'a> Path<'a> {
                 at += len;
             }
             match text.get(at) {
-                // A dot is followed by a name, never by an index and never by nothing.
-                Some(b'.') if text.get(at + 1).is_some_and(|&next| next != b'[') => at += 1,
+                // A dot may stand before an index too, since clients write `list.[0]`; but something has to follow it.
+                Some(b'.') if at + 1 < text.len() => at += 1,
                 None | Some(b'[') => {}
                 Some(_) => return Err(SubdocError::PathInvalid),
             }
@@ -155,6 +155,7 @@ mod tests {
             ("a[0].b[-1]", &["a", "#0", "b", "#last"]),
             ("[10][2]", &["#10", "#2"]),
             ("[1].x", &["#1", "x"]),
+            ("a.[0].[-1].b", &["a", "#0", "#last", "b"]),
             ("`a.b`.`c[0]`", &["a.b", "c[0]"]),
             ("`tick``tock`", &["tick`tock"]),
             ("````", &["`"]),
@@ -174,7 +175,6 @@ mod tests {
             "a.",
             ".a",
             "a..b",
-            "a.[0]",
             "a[",
             "a]",
             "a[]",
@@ -214,6 +214,6 @@ mod tests {
         assert_eq!(parts(b".a.b"), Ok(3));
         assert_eq!(parts(b"[0]"), Ok(2));
         assert_eq!(parts(b"."), Err(SubdocError::PathInvalid));
-        assert_eq!(parts(b".[0]"), Err(SubdocError::PathInvalid));
+        assert_eq!(parts(b".[0]"), Ok(2));
     }
 }

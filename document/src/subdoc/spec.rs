@@ -93,17 +93,16 @@ impl DocFlags {
     fn check(self, with_cas: bool) -> Result<(), RequestError> {
         let wrong = (self.has(Self::MKDOC) && self.has(Self::ADD))
             || (self.has(Self::ADD) && with_cas)
-            || (self.has(Self::CREATE_AS_DELETED) && !self.creates())
             || (self.has(Self::REVIVE) && (!self.has(Self::ACCESS_DELETED) || self.has(Self::CREATE_AS_DELETED)));
         if wrong { Err(RequestError::Invalid) } else { Ok(()) }
     }
 }
 
-/// What the connection enabled, as far as sub-document requests depend on it.
+/// What the connection enabled, as far as sub-document requests depend on it. Binary values are not here: HELLO only
+/// announces them, and clients use them on the word of the bucket's capabilities, without asking.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     pub xattr: bool,
-    pub binary_xattr: bool,
     pub replica_read: bool,
 }
 
@@ -273,7 +272,8 @@ pub fn single_mutation(
     let row = Op::row(opcode).filter(|row| row.kind == Kind::Mutation && !row.op.is_whole_doc());
     let row = row.ok_or(RequestError::Invalid)?;
     let flags = check(row, path_flags, path, value, doc_flags, features)?;
-    if doc_flags.has(DocFlags::CREATE_AS_DELETED) && !flags.has(PathFlags::XATTR) {
+    // Requests with many specs may say so of a document that has to exist: transactions stage again what they staged.
+    if doc_flags.has(DocFlags::CREATE_AS_DELETED) && !(doc_flags.creates() && flags.has(PathFlags::XATTR)) {
         return Err(RequestError::Invalid);
     }
     Ok((MutationSpec { op: row.op, flags, path, value }, doc_flags))
@@ -369,7 +369,7 @@ fn check(
     if row.op == Op::ReplaceBodyWithXattr && !xattr {
         return Err(RequestError::Invalid);
     }
-    if (xattr && !features.xattr) || (binary && !features.binary_xattr) {
+    if xattr && !features.xattr {
         return Err(RequestError::NotSupported);
     }
     if xattr && !xattr::is_valid_key(split_xattr_path(path).0) {
@@ -420,7 +420,7 @@ impl<'a> Fields<'a> {
 mod tests {
     use super::*;
 
-    const ALL: Features = Features { xattr: true, binary_xattr: true, replica_read: true };
+    const ALL: Features = Features { xattr: true, replica_read: true };
 
     fn read(op: u8, flags: u8, path: &str) -> Vec<u8> {
         let mut spec = vec![op, flags];
@@ -506,7 +506,6 @@ mod tests {
             (write(0xd3, 0, "a", ""), 0, Invalid),
             (write(0xc8, 0, "a", "1"), 0x03, Invalid),
             (write(0xc8, 0, "a", "1"), 0x20, Invalid),
-            (write(0xc8, 0, "a", "1"), 0x08, Invalid),
             (write(0xc8, 0, "a", "1"), 0x10, Invalid),
             (write(0xc8, 0, "a", "1"), 0x1d, Invalid),
             (write(0xca, 0, "a", "1"), 0x01, Invalid),
@@ -518,6 +517,7 @@ mod tests {
             assert_eq!(mutation_error(&bytes, doc_flags), Some(error), "{bytes:?} {doc_flags:#x}");
         }
         assert_eq!(mutation_error(&[write(0xc8, 4, "x", "1"), write(0x04, 0, "", "")].concat(), 0), None);
+        assert_eq!(mutation_error(&write(0xc8, 4, "x", "1"), 0x0c), None, "staged again");
         assert_eq!(mutation_error(&write(0xc8, 0x15, "x", "1"), 0x0e), None);
         assert_eq!(mutation_error(&write(0xcb, 0, "", "1"), 0x01), None);
         let bytes = write(0xc8, 0, "a", "1");
@@ -533,9 +533,14 @@ mod tests {
         let refused = Some(RequestError::NotSupported);
         assert_eq!(parse_lookup_specs(&read(0xc5, 4, "x"), 0, none).err(), refused);
         assert_eq!(parse_lookup_specs(&read(0xc5, 0, "x"), 0x20, none).err(), refused);
-        let xattr = Features { xattr: true, ..none };
-        assert_eq!(parse_mutation_specs(&write(0xc8, 0x24, "x", "1"), 0, false, xattr).err(), refused);
         assert_eq!(single_lookup(0xc5, 4, 1, b"x", 0, none).err(), refused);
+    }
+
+    #[test]
+    fn binary_values_need_no_feature_of_their_own() {
+        let xattr = Features { xattr: true, ..Features::default() };
+        assert!(parse_mutation_specs(&write(0xc8, 0x24, "x", "1"), 0, false, xattr).is_ok());
+        assert!(parse_lookup_specs(&read(0xc5, 0x24, "x"), 0, xattr).is_ok());
     }
 
     #[test]
@@ -555,6 +560,7 @@ mod tests {
             "body of a dead document"
         );
         assert!(single_mutation(0xc8, 4, 1, b"a1", 0x0a, false, ALL).is_ok());
+        assert_eq!(single_mutation(0xc8, 4, 1, b"a1", 0x0c, false, ALL).err(), Some(Invalid), "would create nothing");
         for (opcode, flags) in [(0x01, 0), (0x04, 0), (0xc5, 0), (0xd3, 0)] {
             assert_eq!(single_mutation(opcode, flags, 1, b"a", 0, false, ALL).err(), Some(Invalid), "{opcode:#x}");
         }

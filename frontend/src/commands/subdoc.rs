@@ -14,7 +14,6 @@ impl Context<'_> {
     fn subdoc_features(&self) -> Features {
         Features {
             xattr: self.has(Feature::Xattr),
-            binary_xattr: self.has(Feature::SubdocBinaryXattr),
             replica_read: self.has(Feature::SubdocReplicaRead),
         }
     }
