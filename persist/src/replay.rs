@@ -36,7 +36,6 @@ struct Ahead {
 struct Gathered {
     ahead: HashMap<Key, Ahead>,
     marks: HashMap<Key, Seqno>,
-    strangers: HashSet<BucketUuid>,
     items: u64,
 }
 
@@ -46,10 +45,7 @@ impl Gathered {
         let key = Key { bucket: replayed.bucket, vb: replayed.vb };
         let mark = self.marks.entry(key).or_default();
         *mark = replayed.last.max(*mark);
-        let Some(high) = high else {
-            self.strangers.insert(replayed.bucket);
-            return;
-        };
+        let Some(high) = high else { return };
         self.items += replayed.items.len() as u64;
         // After a clean stop the files have everything, and may have a newer record than the log.
         let record_counts = replayed.last > high || (replayed.last == high && !was_clean);
@@ -93,8 +89,12 @@ pub(crate) fn open_log(
     let find = |key: Key| vbs.get(&key.bucket)?.get(usize::from(key.vb.0));
     let high = |key: Key| Some(find(key)?.committed().map_or(Seqno(0), |committed| committed.high));
     let mut gathered = Gathered::default();
+    let mut strangers = HashSet::new();
     let mut take = |replayed: Replayed| {
         let key = Key { bucket: replayed.bucket, vb: replayed.vb };
+        if !vbs.contains_key(&key.bucket) {
+            strangers.insert(key.bucket);
+        }
         gathered.take(replayed, high(key), was_clean);
     };
     let log = match Log::open(&shared.env, &dir, log_options.clone(), &mut take) {
@@ -105,7 +105,7 @@ pub(crate) fn open_log(
         }
         Err(error) => return Err(StoreError::log(error)),
     };
-    let Gathered { ahead, marks, strangers, items } = gathered;
+    let Gathered { ahead, marks, items } = gathered;
 
     let mut damages = Vec::new();
     let mut to_file = Vec::new();

@@ -175,7 +175,8 @@ impl Vb {
         let _state = self.state.lock();
         let marks = &attached.log.marks;
         let moves = marks.poisoned().is_none();
-        if moves {
+        // A flush that needs no log any more may have overtaken the last sync of the log.
+        if moves && marks.durable() < seqno {
             marks.publish_durable(seqno);
         }
         moves
