@@ -25,7 +25,7 @@ pub struct Cursor {
 /// What a reader took in one go: a cut of the log, in seqno order without gaps.
 #[derive(Debug)]
 pub struct Slice {
-    pub items: Vec<Arc<Item>>,
+    pub items: Vec<Item>,
     /// The seqno of the last item, or of the item before the first if there are none.
     pub last: Seqno,
     /// The record as it was at the cut.
@@ -47,7 +47,7 @@ pub struct Changelog {
 struct Inner {
     /// Seqno of `entries[0]`, or of the next append when empty.
     first: Seqno,
-    entries: VecDeque<Arc<Item>>,
+    entries: VecDeque<Item>,
     entries_bytes: usize,
     cas: Cas,
     cursors: Vec<Place>,
@@ -80,25 +80,25 @@ impl Changelog {
 
     /// Takes the next seqno and a fresh CAS for the item `make` builds, and appends it. `make` runs under the log's lock:
     /// it should only put the stamp where it belongs.
-    pub fn append(&self, clock: &dyn Clock, make: impl FnOnce(Stamp) -> Item) -> Arc<Item> {
+    pub fn append(&self, clock: &dyn Clock, make: impl FnOnce(Stamp) -> Item) -> Item {
         let mut inner = self.inner.lock();
         let cas = inner.tick(clock);
         self.place(&mut inner, cas, make)
     }
 
     /// As [`Changelog::append`], with a CAS decided elsewhere: a commit has its prepare's, a copied change its origin's.
-    pub fn append_with_cas(&self, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Arc<Item> {
+    pub fn append_with_cas(&self, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Item {
         let mut inner = self.inner.lock();
         inner.cas = inner.cas.max(cas);
         self.place(&mut inner, cas, make)
     }
 
-    fn place(&self, inner: &mut Inner, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Arc<Item> {
+    fn place(&self, inner: &mut Inner, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Item {
         let seqno = inner.high().next();
-        let item = Arc::new(make(Stamp { seqno, cas }));
-        assert_eq!(item.meta.seqno, seqno, "an item keeps the seqno it was given");
+        let item = make(Stamp { seqno, cas });
+        assert_eq!(item.seqno(), seqno, "an item keeps the seqno it was given");
         inner.entries_bytes += item.memory();
-        inner.entries.push_back(Arc::clone(&item));
+        inner.entries.push_back(item.clone());
         self.marks.publish_high(seqno);
         item
     }
@@ -155,7 +155,7 @@ impl Changelog {
             })
             .cloned()
             .collect();
-        let last = items.last().map_or(Seqno(next.0 - 1), |item| item.meta.seqno);
+        let last = items.last().map_or(Seqno(next.0 - 1), |item| item.seqno());
         Slice { items, last, record: Arc::clone(&inner.record), record_version: inner.record_version }
     }
 
@@ -209,7 +209,7 @@ impl Inner {
     }
 
     /// Takes out what every reader has passed. Without readers nobody will ask.
-    fn trim(&mut self) -> Vec<Arc<Item>> {
+    fn trim(&mut self) -> Vec<Item> {
         let keep_from = self.cursors.iter().map(|p| p.next).min().unwrap_or(self.high().next());
         let count = (keep_from.0 - self.first.0) as usize;
         let dropped: Vec<_> = self.entries.drain(..count).collect();
@@ -245,7 +245,7 @@ mod tests {
         Changelog::new(Seqno(10), Cas(5), VbRecord { state: VbState::Active, failover, topology: vec![] })
     }
 
-    fn append(log: &Changelog, clock: &Wall, key: &str) -> Arc<Item> {
+    fn append(log: &Changelog, clock: &Wall, key: &str) -> Item {
         let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
         log.append(clock, |stamp| {
             let meta = Meta {
@@ -257,20 +257,20 @@ mod tests {
                 datatype: Datatype::RAW,
                 deleted: None,
             };
-            Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(Box::from(&b"v"[..])))
+            Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(b"v"))
         })
     }
 
     fn seqnos(slice: &Slice) -> Vec<u64> {
-        slice.items.iter().map(|i| i.meta.seqno.0).collect()
+        slice.items.iter().map(|i| i.seqno().0).collect()
     }
 
     #[test]
     fn cas_grows_even_when_the_wall_clock_goes_back() {
         let (log, clock) = (log(), Wall(AtomicU64::new(1 << 40)));
-        let first = append(&log, &clock, "a").meta.cas;
+        let first = append(&log, &clock, "a").meta().cas;
         clock.0.store(1 << 20, Ordering::Relaxed);
-        let second = append(&log, &clock, "a").meta.cas;
+        let second = append(&log, &clock, "a").meta().cas;
         assert_eq!(first, Cas(1 << 40));
         assert_eq!(second, Cas((1 << 40) + 1));
         assert_eq!(log.fresh_cas(&clock), Cas((1 << 40) + 2));

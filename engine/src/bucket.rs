@@ -208,7 +208,7 @@ impl Bucket {
         let (vb, key) = request.lend(|r| (r.vb, KeyBuf::copy_of(r.key)));
         let sweeps = self.vbuckets[usize::from(vb.0)].sweeps();
         let done = Box::new(move |found: Result<Option<Item>, persist::StoreError>| match found {
-            Ok(item) => me.retry(request, Fetched::Found { item: item.map(Arc::new), sweeps }, waiter, round),
+            Ok(item) => me.retry(request, Fetched::Found { item, sweeps }, waiter, round),
             Err(_) if me.stopped.load(Relaxed) => waiter.finish(Err(OpError::Cancelled)),
             Err(error) => waiter.finish(Err(OpError::Unreadable(error.to_string()))),
         });
@@ -283,8 +283,8 @@ impl Bucket {
     fn keep_fetched(&self, run: &mut Run<'_>) {
         let Fetched::Found { item: Some(found), .. } = run.fetched else { return };
         let Some(held) = run.slot.committed() else { return };
-        if !held.resident() && held.meta.seqno == found.meta.seqno && !self.is_short() {
-            let found = Arc::clone(found);
+        if !held.resident() && held.seqno() == found.seqno() && !self.is_short() {
+            let found = found.clone();
             run.slot.put_committed(found, false);
         }
     }
@@ -525,7 +525,7 @@ impl Bucket {
             // System xattrs that would have to be read first.
             Err(Stop::NeedsFile) => {
                 let found = self.store.fetch_now(vb.id, key).map_err(|e| OpError::Unreadable(e.to_string()))?;
-                let fetched = Fetched::Found { item: found.map(Arc::new), sweeps: vb.sweeps() };
+                let fetched = Fetched::Found { item: found, sweeps: vb.sweeps() };
                 match self.attempt(&request, &fetched, &waiter) {
                     Ok(_) => Ok(()),
                     Err(Stop::Error(error)) => Err(error),
@@ -547,7 +547,7 @@ impl Bucket {
         if let Err(Stop::NeedsFile) = self.attempt(&request, &Fetched::NotAsked, &waiter)
             && let Ok(found) = self.store.fetch_now(vb.id, key)
         {
-            let fetched = Fetched::Found { item: found.map(Arc::new), sweeps: vb.sweeps() };
+            let fetched = Fetched::Found { item: found, sweeps: vb.sweeps() };
             let _ = self.attempt(&request, &fetched, &waiter);
         }
     }

@@ -36,8 +36,8 @@ pub struct Lock {
 /// 3. A lock is on a live document only.
 #[derive(Default)]
 pub struct Entry {
-    pub committed: Option<Arc<Item>>,
-    pub prepare: Option<Arc<Item>>,
+    pub committed: Option<Item>,
+    pub prepare: Option<Item>,
     pub lock: Option<Box<Lock>>,
 }
 
@@ -132,10 +132,10 @@ impl HashTable {
             let mut freed = Vec::new();
             let mut stripe = stripe.lock();
             stripe.retain(|entry| {
-                let tombstone = entry.committed.as_ref().filter(|item| item.is_deleted() && item.meta.seqno <= filed);
+                let tombstone = entry.committed.as_ref().filter(|item| item.is_deleted() && item.seqno() <= filed);
                 match tombstone {
                     Some(item) if entry.prepare.is_none() => {
-                        freed.push(Arc::clone(item));
+                        freed.push(item.clone());
                         false
                     }
                     _ => true,
@@ -163,9 +163,9 @@ impl HashTable {
                     return evicted;
                 }
                 let Some(item) = &mut entry.committed else { continue };
-                if !item.is_deleted() && item.resident() && item.has_value() && item.meta.seqno <= filed {
+                if !item.is_deleted() && item.resident() && item.has_value() && item.seqno() <= filed {
                     self.count(item, -1);
-                    *item = Arc::new(Item::without_value(item.key(), item.meta, item.kind));
+                    *item = item.stripped();
                     self.count(item, 1);
                     evicted += 1;
                 }
@@ -194,7 +194,7 @@ impl HashTable {
             if !item.resident() {
                 counts.non_resident.fetch_add(sign, Relaxed);
             }
-            if item.meta.expiry != 0 {
+            if item.meta().expiry != 0 {
                 counts.expiring.fetch_add(sign, Relaxed);
             }
         }
@@ -226,11 +226,11 @@ impl Locked<'_> {
         self.stripe.find(self.hash, |entry| entry.id() == self.key.as_bytes())
     }
 
-    pub fn committed(&self) -> Option<&Arc<Item>> {
+    pub fn committed(&self) -> Option<&Item> {
         self.entry()?.committed.as_ref()
     }
 
-    pub fn prepare(&self) -> Option<&Arc<Item>> {
+    pub fn prepare(&self) -> Option<&Item> {
         self.entry()?.prepare.as_ref()
     }
 
@@ -240,7 +240,7 @@ impl Locked<'_> {
     }
 
     /// Puts a newer committed change in place, or the same with or without its value. A lock ends when `unlock` says so.
-    pub fn put_committed(&mut self, item: Arc<Item>, unlock: bool) {
+    pub fn put_committed(&mut self, item: Item, unlock: bool) {
         debug_assert!(item.is_committed());
         let table = self.table;
         table.count(&item, 1);
@@ -255,7 +255,7 @@ impl Locked<'_> {
         }
     }
 
-    pub fn put_prepare(&mut self, item: Arc<Item>) {
+    pub fn put_prepare(&mut self, item: Item) {
         debug_assert!(!item.is_committed());
         self.table.count(&item, 1);
         let old = self.with_entry(|entry| entry.prepare.replace(item));
@@ -263,8 +263,8 @@ impl Locked<'_> {
     }
 
     /// Takes the prepare of this seqno out, if it is still there.
-    pub fn take_prepare(&mut self, seqno: Seqno) -> Option<Arc<Item>> {
-        self.prepare().filter(|item| item.meta.seqno == seqno)?;
+    pub fn take_prepare(&mut self, seqno: Seqno) -> Option<Item> {
+        self.prepare().filter(|item| item.seqno() == seqno)?;
         let found = self.stripe.find_entry(self.hash, |entry| entry.id() == self.key.as_bytes());
         let mut entry = found.ok().expect("just seen");
         let item = entry.get_mut().prepare.take().expect("just seen");
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
     use types::{Datatype, DeleteSource, KeyBuf, Kind, Meta, RevSeqno};
 
-    fn item(key: DocKey<'_>, seqno: u64, deleted: bool) -> Arc<Item> {
+    fn item(key: DocKey<'_>, seqno: u64, deleted: bool) -> Item {
         let meta = Meta {
             seqno: Seqno(seqno),
             cas: Cas(seqno),
@@ -314,8 +314,8 @@ mod tests {
             datatype: Datatype::RAW,
             deleted: deleted.then_some(DeleteSource::Explicit),
         };
-        let value = (!deleted).then(|| Box::from(&b"value"[..]));
-        Arc::new(Item::new(key, meta, Kind::Committed { prepared: None }, value))
+        let value = (!deleted).then_some(&b"value"[..]);
+        Item::new(key, meta, Kind::Committed { prepared: None }, value)
     }
 
     fn table() -> (HashTable, Arc<AtomicI64>) {

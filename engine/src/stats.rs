@@ -1,6 +1,5 @@
 //! Looking in from outside: observe, seqnos, and the groups of the `STAT` command the engine knows.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use types::{Cas, DocKey, Item, Seqno, VbId, VbState, VbUuid};
@@ -48,15 +47,15 @@ impl Bucket {
         }
         let slot = vb.table.lock(key);
         let Some(item) = slot.committed() else { return Ok(Observed { state: KeyState::NotFound, cas: Cas(0) }) };
-        let persisted = item.meta.seqno <= vb.log.marks.durable();
-        let gone = item.is_deleted() || expiry::is_past(item.meta.expiry, self.env.clock.unix_s());
+        let persisted = item.seqno() <= vb.log.marks.durable();
+        let gone = item.is_deleted() || expiry::is_past(item.meta().expiry, self.env.clock.unix_s());
         let state = match (gone, persisted) {
             (false, false) => KeyState::NotPersisted,
             (false, true) => KeyState::Persisted,
             (true, true) => KeyState::NotFound,
             (true, false) => KeyState::DeletedNotPersisted,
         };
-        Ok(Observed { state, cas: if state == KeyState::NotFound { Cas(0) } else { item.meta.cas } })
+        Ok(Observed { state, cas: if state == KeyState::NotFound { Cas(0) } else { item.meta().cas } })
     }
 
     /// How far a history of a vBucket has come. `NotFound`: it never had that history.
@@ -84,7 +83,7 @@ impl Bucket {
     }
 
     /// Any live document whose value is in memory. `None`: there is none.
-    pub fn random_key(&self) -> Option<Arc<Item>> {
+    pub fn random_key(&self) -> Option<Item> {
         let now_s = self.env.clock.unix_s();
         let dice = self.env.rng.u64() as usize;
         let count = self.vbuckets.len();
@@ -95,11 +94,10 @@ impl Bucket {
             }
             let (mut skip, mut found) = ((dice >> 16) % live as usize, None);
             vb.table.visit(|entry| {
-                let usable = |item: &&Arc<Item>| {
-                    !item.is_deleted() && item.resident() && !expiry::is_past(item.meta.expiry, now_s)
-                };
+                let usable =
+                    |item: &&Item| !item.is_deleted() && item.resident() && !expiry::is_past(item.meta().expiry, now_s);
                 if let Some(item) = entry.committed.as_ref().filter(usable) {
-                    found = Some(Arc::clone(item));
+                    found = Some(item.clone());
                     skip = skip.saturating_sub(1);
                 }
                 found.is_none() || skip > 0
@@ -237,24 +235,26 @@ impl Bucket {
         let &[key, vb] = arguments else { return None };
         let key = types::KeyBuf::in_default_collection(key.as_bytes()).ok()?;
         let vb = self.vb(VbId(vb.parse().ok()?)).ok()?;
-        let item = Arc::clone(vb.table.lock(key.as_key()).committed()?);
+        let item = vb.table.lock(key.as_key()).committed()?.clone();
         if item.is_deleted() {
             return None;
         }
         let yes = |yes: bool| if yes { "true" } else { "false" }.to_owned();
         let mut out = vec![
-            ("key_is_dirty".to_owned(), yes(item.meta.seqno > vb.log.marks.durable())),
-            ("key_exptime".to_owned(), item.meta.expiry.to_string()),
-            ("key_flags".to_owned(), item.meta.flags.to_string()),
-            ("key_cas".to_owned(), item.meta.cas.to_string()),
+            ("key_is_dirty".to_owned(), yes(item.seqno() > vb.log.marks.durable())),
+            ("key_exptime".to_owned(), item.meta().expiry.to_string()),
+            ("key_flags".to_owned(), item.meta().flags.to_string()),
+            ("key_cas".to_owned(), item.meta().cas.to_string()),
             ("key_vb_state".to_owned(), vb.state().name().to_owned()),
             ("key_is_resident".to_owned(), yes(item.resident())),
         ];
         if check {
-            let dirty = item.meta.seqno > vb.log.marks.filed();
+            let dirty = item.seqno() > vb.log.marks.filed();
             let valid = match self.store.fetch_now(vb.id, key.as_key()) {
                 _ if dirty => "dirty",
-                Ok(Some(filed)) if filed.meta == item.meta && (!item.resident() || filed.value() == item.value()) => {
+                Ok(Some(filed))
+                    if filed.meta() == item.meta() && (!item.resident() || filed.value() == item.value()) =>
+                {
                     "valid"
                 }
                 Ok(Some(_)) => "length_mismatch",

@@ -118,7 +118,7 @@ impl VBucket {
 
     /// Whether this prepare is from before a restart.
     pub(crate) fn is_inherited(&self, prepare: &Item) -> bool {
-        prepare.meta.seqno.0 <= self.inherited_upto.load(Relaxed)
+        prepare.seqno().0 <= self.inherited_upto.load(Relaxed)
     }
 
     /// Notes how much the changelog holds now; returns the difference to the last look.
@@ -136,9 +136,9 @@ impl VBucket {
         let mut prepares: Vec<(Seqno, Level, Box<[u8]>)> = Vec::new();
         self.table.visit(|entry| {
             if let Some(item) = &entry.prepare
-                && let Kind::Prepare { level } = item.kind
+                && let Kind::Prepare { level } = item.kind()
             {
-                prepares.push((item.meta.seqno, level, item.id().into()));
+                prepares.push((item.seqno(), level, item.id().into()));
             }
             true
         });
@@ -209,13 +209,13 @@ impl VBucket {
         let key = types::DocKey::parse(&write.key).expect("taken from an item");
         let mut slot = self.table.lock(key);
         let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
-        let item = self.log.append_with_cas(prepare.meta.cas, |stamp| {
-            let meta = Meta { seqno: stamp.seqno, ..prepare.meta };
-            let value = prepare.has_value().then(|| Box::from(prepare.value()));
+        let item = self.log.append_with_cas(prepare.meta().cas, |stamp| {
+            let meta = Meta { seqno: stamp.seqno, ..prepare.meta() };
+            let value = prepare.has_value().then(|| prepare.value());
             Item::new(key, meta, Kind::Committed { prepared: Some(write.seqno) }, value)
         });
         if item.is_deleted() {
-            self.note_deleted(item.meta.rev);
+            self.note_deleted(item.meta().rev);
         }
         let bytes = item.memory() as i64;
         slot.put_committed(item, true);
@@ -228,10 +228,10 @@ impl VBucket {
         let key = types::DocKey::parse(&write.key).expect("taken from an item");
         let mut slot = self.table.lock(key);
         let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
-        let item = self.log.append_with_cas(prepare.meta.cas, |stamp| {
+        let item = self.log.append_with_cas(prepare.meta().cas, |stamp| {
             let deleted = Some(types::DeleteSource::Explicit);
-            let expiry = (prepare.meta.cas.0 / 1_000_000_000) as u32;
-            let meta = Meta { seqno: stamp.seqno, deleted, expiry, datatype: Datatype::RAW, ..prepare.meta };
+            let expiry = (prepare.meta().cas.0 / 1_000_000_000) as u32;
+            let meta = Meta { seqno: stamp.seqno, deleted, expiry, datatype: Datatype::RAW, ..prepare.meta() };
             Item::new(key, meta, Kind::Abort { prepared: write.seqno }, None)
         });
         let bytes = item.memory() as i64;

@@ -71,15 +71,14 @@ impl Bucket {
     fn load(&self, vb: VbId, without_value: &AtomicU64) -> Result<(), StoreError> {
         let home = &self.vbuckets[usize::from(vb.0)];
         let mut each = |item: Item| {
-            let item = Arc::new(item);
             let mut slot = home.table.lock(item.key());
             if item.is_committed() {
                 if !item.resident() {
                     without_value.fetch_add(1, Relaxed);
                 }
-                slot.put_committed(Arc::clone(&item), true);
+                slot.put_committed(item.clone(), true);
             } else {
-                slot.put_prepare(Arc::clone(&item));
+                slot.put_prepare(item.clone());
             }
         };
         let options = WarmUp { tombstones: false };

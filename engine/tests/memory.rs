@@ -344,7 +344,7 @@ fn threads_that_write_durably_are_all_answered_and_committed_in_order() {
     let committed: Vec<_> = slice
         .items
         .iter()
-        .filter_map(|item| match item.kind {
+        .filter_map(|item| match item.kind() {
             types::Kind::Committed { prepared } => prepared,
             _ => None,
         })

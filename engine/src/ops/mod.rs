@@ -9,7 +9,7 @@ mod store;
 mod subdoc;
 mod with_meta;
 
-use std::sync::Arc;
+use std::borrow::Cow;
 use std::time::Duration;
 
 use document::subdoc::MacroPatch;
@@ -51,26 +51,26 @@ pub(crate) enum Fetched {
     #[default]
     NotAsked,
     /// What it holds, and how many sweeps of tombstones there had been before it was asked.
-    Found { item: Option<Arc<Item>>, sweeps: u64 },
+    Found { item: Option<Item>, sweeps: u64 },
 }
 
 /// The committed document, as an operation sees it.
 #[derive(Clone)]
 pub(crate) enum Doc {
     Missing,
-    Tombstone(Arc<Item>),
-    Live(Arc<Item>),
+    Tombstone(Item),
+    Live(Item),
 }
 
 impl Doc {
-    pub fn live(&self) -> Option<&Arc<Item>> {
+    pub fn live(&self) -> Option<&Item> {
         match self {
             Doc::Live(item) => Some(item),
             _ => None,
         }
     }
 
-    pub fn item(&self) -> Option<&Arc<Item>> {
+    pub fn item(&self) -> Option<&Item> {
         match self {
             Doc::Live(item) | Doc::Tombstone(item) => Some(item),
             Doc::Missing => None,
@@ -79,12 +79,12 @@ impl Doc {
 }
 
 /// What a document is to become.
-pub(crate) struct Change {
+pub(crate) struct Change<'v> {
     pub flags: u32,
     /// Absolute; the time of deletion for a delete.
     pub expiry: u32,
     pub datatype: Datatype,
-    pub value: Option<Box<[u8]>>,
+    pub value: Option<Cow<'v, [u8]>>,
     pub deleted: Option<DeleteSource>,
     /// Places in `value` to be filled once CAS and seqno are known.
     pub patches: Vec<MacroPatch>,
@@ -140,33 +140,33 @@ impl Run<'_> {
     pub fn doc(&mut self) -> Attempt<Doc> {
         let Some(item) = self.slot.committed() else { return Ok(Doc::Missing) };
         if item.is_deleted() {
-            return Ok(Doc::Tombstone(Arc::clone(item)));
+            return Ok(Doc::Tombstone(item.clone()));
         }
-        let item = Arc::clone(item);
-        if !expiry::is_past(item.meta.expiry, self.now_s) {
+        let item = item.clone();
+        if !expiry::is_past(item.meta().expiry, self.now_s) {
             return Ok(Doc::Live(item));
         }
         let in_doubt = self.slot.prepare().is_some() || self.vb.log.marks.poisoned().is_some();
         if self.state != VbState::Active || in_doubt || self.frozen {
             return Ok(Doc::Missing);
         }
-        let item = if item.meta.datatype.has(Datatype::XATTR) { self.resident(item)? } else { item };
+        let item = if item.meta().datatype.has(Datatype::XATTR) { self.resident(item)? } else { item };
         let (datatype, value) = value::remains(&item)?;
         let deleted_s = self.now_s;
         let tombstone = self.append(None, |cas, seqno| {
             let meta = Meta {
                 seqno,
                 cas,
-                rev: RevSeqno(item.meta.rev.0 + 1),
+                rev: RevSeqno(item.meta().rev.0 + 1),
                 expiry: deleted_s,
                 datatype,
                 deleted: Some(DeleteSource::Expiry),
-                ..item.meta
+                ..item.meta()
             };
-            (meta, Kind::Committed { prepared: None }, value)
+            (meta, Kind::Committed { prepared: None }, value.map(Cow::Owned))
         });
-        self.vb.note_deleted(tombstone.meta.rev);
-        self.slot.put_committed(Arc::clone(&tombstone), true);
+        self.vb.note_deleted(tombstone.meta().rev);
+        self.slot.put_committed(tombstone.clone(), true);
         self.expired += 1;
         Ok(Doc::Tombstone(tombstone))
     }
@@ -176,7 +176,7 @@ impl Run<'_> {
         match self.doc()? {
             Doc::Missing if self.slot.entry().is_none() && self.vb.may_have_tombstones() => match self.fetched {
                 Fetched::Found { item, sweeps } if *sweeps == self.vb.sweeps() => match item {
-                    Some(item) if item.is_deleted() => Ok(Doc::Tombstone(Arc::clone(item))),
+                    Some(item) if item.is_deleted() => Ok(Doc::Tombstone(item.clone())),
                     // The file is behind: what it says is alive has been deleted and swept since.
                     Some(_) => Err(Stop::NeedsFile),
                     None => Ok(Doc::Missing),
@@ -188,16 +188,17 @@ impl Run<'_> {
     }
 
     /// The item with its value.
-    pub fn resident(&self, item: Arc<Item>) -> Attempt<Arc<Item>> {
+    pub fn resident(&self, item: Item) -> Attempt<Item> {
         if item.resident() {
             return Ok(item);
         }
         match self.fetched {
-            Fetched::Found { item: Some(found), .. } if found.meta.seqno == item.meta.seqno => Ok(Arc::clone(found)),
+            Fetched::Found { item: Some(found), .. } if found.seqno() == item.seqno() => Ok(found.clone()),
             // Asked, and the file has another version: this one is newer in memory than the file, yet has no value.
             Fetched::Found { .. } => Err(Stop::Error(OpError::Unreadable(format!(
                 "vBucket {}: the file should hold seqno {} of this key and does not",
-                self.vb.id, item.meta.seqno
+                self.vb.id,
+                item.seqno()
             )))),
             Fetched::NotAsked => Err(Stop::NeedsFile),
         }
@@ -229,28 +230,28 @@ impl Run<'_> {
         match self.slot.lock_at(self.now) {
             Some(lock) if lock.cas == cas => Ok(()),
             Some(_) => Err(OpError::Locked),
-            None if cas == Cas(0) || cas == item.meta.cas => Ok(()),
+            None if cas == Cas(0) || cas == item.meta().cas => Ok(()),
             None => Err(OpError::Exists),
         }
     }
 
     /// The CAS a reader may see.
     pub fn shown_cas(&self, item: &Item) -> Cas {
-        if self.slot.lock_at(self.now).is_some() { Cas::LOCKED } else { item.meta.cas }
+        if self.slot.lock_at(self.now).is_some() { Cas::LOCKED } else { item.meta().cas }
     }
 
     /// An expiry from a request as it is stored. A live document's stays if the request says so.
     pub fn expiry_of(&self, raw: u32, doc: &Doc) -> Result<u32, OpError> {
         match doc.live() {
-            Some(item) if self.request.preserve_expiry => Ok(item.meta.expiry),
+            Some(item) if self.request.preserve_expiry => Ok(item.meta().expiry),
             _ => expiry::absolute(raw, self.now_s),
         }
     }
 
     /// Makes `change` the newest version of the key, or prepares it if the request asks for durability.
-    pub fn change(&mut self, doc: &Doc, change: Change, answer: Answer) -> Attempt {
+    pub fn change(&mut self, doc: &Doc, change: Change<'_>, answer: Answer) -> Attempt {
         let Change { flags, expiry, datatype, value, deleted, patches, given } = change;
-        let next_rev = doc.item().map_or(self.vb.first_rev(), |item| RevSeqno(item.meta.rev.0 + 1));
+        let next_rev = doc.item().map_or(self.vb.first_rev(), |item| RevSeqno(item.meta().rev.0 + 1));
         let (given_cas, rev) = given.unwrap_or((None, next_rev));
         let kind = match self.request.durability {
             Some(requirement) => Kind::Prepare { level: requirement.level },
@@ -275,8 +276,8 @@ impl Run<'_> {
                 None => reply = Some(answer.reply(mutated)),
             }
             let mut value = value;
-            for patch in &patches {
-                patch.patch(value.as_deref_mut().unwrap_or_default(), datatype, cas, seqno);
+            if let Some(value) = value.as_mut().filter(|_| !patches.is_empty()) {
+                patches.iter().for_each(|patch| patch.patch(value.to_mut(), datatype, cas, seqno));
             }
             (Meta { seqno, cas, rev, flags, expiry, datatype, deleted }, kind, value)
         });
@@ -298,15 +299,15 @@ impl Run<'_> {
         }
     }
 
-    fn append(
+    fn append<'v>(
         &mut self,
         given_cas: Option<Cas>,
-        make: impl FnOnce(Cas, Seqno) -> (Meta, Kind, Option<Box<[u8]>>),
-    ) -> Arc<Item> {
+        make: impl FnOnce(Cas, Seqno) -> (Meta, Kind, Option<Cow<'v, [u8]>>),
+    ) -> Item {
         let key = self.slot.key;
         let build = |stamp: changelog::Stamp| {
             let (meta, kind, value) = make(stamp.cas, stamp.seqno);
-            Item::new(key, meta, kind, value)
+            Item::new(key, meta, kind, value.as_deref())
         };
         let item = match given_cas {
             Some(cas) => self.vb.log.append_with_cas(cas, build),
