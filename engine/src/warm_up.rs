@@ -1,13 +1,18 @@
-//! From files to memory, before clients are let in.
+//! From files to memory, while clients are served.
+//!
+//! ```text
+//!     headers read, open prepares committed ──▶ ready ──▶ vBucket after vBucket: keys, and values while there is room
+//!                                                             a key asked for before its turn is looked up in the file
+//! ```
+//! How long a start takes so depends on the number of files, not on what is in them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use persist::{StoreError, WarmUp};
-use scheduler::{PoolKind, Pools};
-use types::{Item, VbId};
+use persist::StoreError;
+use scheduler::{Class, Context, Next, PoolKind, Task, TaskHandle};
+use types::{Item, KeyBuf, VbId};
 
 use crate::bucket::Bucket;
 
@@ -15,92 +20,205 @@ use crate::bucket::Bucket;
 #[derive(Clone, Debug, Default)]
 pub struct Recovered {
     pub bucket: String,
+    /// With a file.
     pub vbuckets: usize,
     pub documents: u64,
     /// In the files; they are not loaded.
     pub tombstones: u64,
-    /// Documents whose value stayed in the file because memory was short.
-    pub without_value: u64,
     /// Sync writes that were under way and are now committed.
     pub recommitted: u64,
     /// Sum of the vBuckets' high seqnos.
     pub seqnos: u64,
+    /// Until the bucket could be served.
     pub took: Duration,
 }
 
-/// How many threads load at once.
-const LOADERS: usize = 4;
+/// How far loading has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WarmUpProgress {
+    pub vbuckets_loaded: usize,
+    pub vbuckets_total: usize,
+    /// Documents read, and those that came with their value.
+    pub keys: u64,
+    pub values: u64,
+    /// Of keys and values.
+    pub bytes: u64,
+    /// vBuckets that could not be read to their end: each of their documents is looked up in the file.
+    pub failed: usize,
+    /// Since the bucket was served; stands still once everything is loaded.
+    pub took: Duration,
+}
+
+impl WarmUpProgress {
+    pub fn is_done(&self) -> bool {
+        self.vbuckets_loaded + self.failed >= self.vbuckets_total
+    }
+}
+
+/// How many vBuckets are loaded at once.
+const LOADERS: usize = 2;
+
+/// The loading of a bucket.
+#[derive(Default)]
+pub(crate) struct WarmUp {
+    files: OnceLock<Vec<VbId>>,
+    next: AtomicUsize,
+    loaded: AtomicUsize,
+    failed: AtomicUsize,
+    keys: AtomicU64,
+    values: AtomicU64,
+    bytes: AtomicU64,
+    began: OnceLock<Duration>,
+    ended: OnceLock<Duration>,
+    pub recovered: OnceLock<Recovered>,
+    tasks: OnceLock<Vec<TaskHandle>>,
+}
+
+impl WarmUp {
+    pub fn cancel(&self) {
+        self.tasks.get().into_iter().flatten().for_each(TaskHandle::cancel);
+    }
+}
 
 impl Bucket {
-    /// Loads every vBucket that has a file, several at a time.
-    pub(crate) fn warm_up(self: &Arc<Bucket>, pools: &Pools) -> Result<Recovered, StoreError> {
+    /// Takes over what the files say of themselves, and the sync writes that were under way.
+    pub(crate) fn recover(&self) -> Result<Recovered, StoreError> {
         let began = self.env.clock.monotonic();
-        let files = Arc::new(self.store.recovered());
+        let files = self.store.recovered();
         let mut recovered = Recovered { bucket: self.name().to_owned(), vbuckets: files.len(), ..Recovered::default() };
-        let loader = Arc::new(Loader { next: AtomicUsize::new(0), without_value: AtomicU64::new(0) });
-        let (send, receive) = mpsc::channel();
-        let ids: Arc<Vec<VbId>> = Arc::new(files.iter().map(|file| file.vb).collect());
-        let helpers = if self.options.parallel_warm_up { LOADERS.min(ids.len()) } else { 0 };
-        for _ in 0..helpers {
-            let (me, loader, ids, send) = (Arc::clone(self), Arc::clone(&loader), Arc::clone(&ids), send.clone());
-            pools.execute(PoolKind::Reader, "warm_up", move || {
-                let _ = send.send(loader.run(&me, &ids));
-            });
-        }
-        drop(send);
-        if helpers == 0 {
-            loader.run(self, &ids)?;
-        }
-        for result in receive {
-            result?;
-        }
-        for file in files.iter() {
+        for file in &files {
             let vb = &self.vbuckets[usize::from(file.vb.0)];
+            for prepare in self.store.open_prepares(file.vb)? {
+                // What it will replace must be known when it is committed.
+                let committed = self.store.fetch_now(file.vb, prepare.key())?;
+                let mut slot = vb.table.lock(prepare.key());
+                if let Some(item) = committed {
+                    slot.put_committed(item, false);
+                }
+                slot.put_prepare(prepare.clone());
+                recovered.recommitted += 1;
+            }
             recovered.seqnos += file.high.0;
             recovered.tombstones += file.tombstones;
-            recovered.documents += vb.table.counts.live.load(Relaxed) as u64;
-            recovered.recommitted += vb.table.counts.prepares.load(Relaxed) as u64;
+            recovered.documents += vb.live();
             vb.retrack();
         }
-        recovered.without_value = loader.without_value.load(Relaxed);
-        recovered.took = self.env.clock.monotonic().saturating_sub(began);
-        let _ = self.warm_up.set(recovered.clone());
+        let _ = self.warm_up.files.set(files.iter().map(|file| file.vb).collect());
+        let now = self.env.clock.monotonic();
+        let _ = self.warm_up.began.set(now);
+        recovered.took = now.saturating_sub(began);
+        let _ = self.warm_up.recovered.set(recovered.clone());
         Ok(recovered)
     }
 
-    fn load(&self, vb: VbId, without_value: &AtomicU64) -> Result<(), StoreError> {
-        let home = &self.vbuckets[usize::from(vb.0)];
+    /// Begins to load.
+    pub(crate) fn warm_up(self: &Arc<Bucket>) {
+        let count = self.warm_up.files.get().map_or(0, Vec::len).min(LOADERS);
+        let tasks: Vec<_> = (0..count)
+            .map(|_| self.pools.spawn(PoolKind::Background, Arc::new(Loader { bucket: Arc::downgrade(self) })))
+            .collect();
+        tasks.iter().for_each(TaskHandle::wake);
+        let _ = self.warm_up.tasks.set(tasks);
+    }
+
+    /// How far the loading of what was on disk has come.
+    pub fn warm_up_progress(&self) -> WarmUpProgress {
+        let warm_up = &self.warm_up;
+        let began = warm_up.began.get().copied().unwrap_or_default();
+        let ended = warm_up.ended.get().copied().unwrap_or_else(|| self.env.clock.monotonic());
+        let vbuckets_total = warm_up.files.get().map_or(0, Vec::len);
+        WarmUpProgress {
+            vbuckets_loaded: warm_up.loaded.load(Relaxed),
+            vbuckets_total,
+            keys: warm_up.keys.load(Relaxed),
+            values: warm_up.values.load(Relaxed),
+            bytes: warm_up.bytes.load(Relaxed),
+            failed: warm_up.failed.load(Relaxed),
+            took: if vbuckets_total == 0 { Duration::ZERO } else { ended.saturating_sub(began) },
+        }
+    }
+
+    /// Loads one vBucket: all of its keys, or under full eviction a filter of them; values while there is room.
+    fn load(&self, id: VbId) -> Result<(), StoreError> {
+        let (vb, progress) = (&self.vbuckets[usize::from(id.0)], &self.warm_up);
+        let filed = vb.log.marks.filed();
+        let has_room = |bytes: usize| self.memory_used() + bytes as u64 <= self.low_mark();
+        let mut documents = 0i64;
         let mut each = |item: Item| {
-            let mut slot = home.table.lock(item.key());
-            if item.is_committed() {
-                if !item.resident() {
-                    without_value.fetch_add(1, Relaxed);
-                }
-                slot.put_committed(item.clone(), true);
-            } else {
-                slot.put_prepare(item.clone());
+            if !item.is_committed() {
+                return;
+            }
+            documents += i64::from(!item.is_deleted());
+            progress.keys.fetch_add(1, Relaxed);
+            progress.values.fetch_add(item.has_value().into(), Relaxed);
+            progress.bytes.fetch_add((item.id().len() + item.value().len()) as u64, Relaxed);
+            let key = KeyBuf::copy_of(item.key());
+            let mut slot = vb.table.lock(key.as_key());
+            slot.note_key();
+            if slot.committed().is_some() {
+                return;
+            }
+            // Of these a newer version may have come and left again since the file was opened; values alone never take
+            // the key along, and tombstones stay while this runs.
+            let passed = vb.table.left_upto() > filed || item.is_deleted() || !item.resident();
+            if !(vb.full_eviction && passed) {
+                slot.put_committed(item, false);
             }
         };
-        let options = WarmUp { tombstones: false };
-        self.store.warm_up(
-            vb,
-            options,
-            &mut |_, bytes| self.memory_used() + bytes as u64 <= self.high_mark(),
-            &mut each,
-        )
+        if vb.full_eviction {
+            vb.table.reserve_filter(self.store.entries(id));
+        }
+        let options = persist::WarmUp { tombstones: vb.full_eviction };
+        let read = self.store.warm_up(id, options, &mut |_, bytes| has_room(bytes), &mut each)?;
+        let said = read.map_or(0, |file| file.alive.saturating_sub(file.on_disk_prepares));
+        vb.set_loaded(documents - said as i64);
+        Ok(())
     }
 }
 
+/// Loads one vBucket a run, whenever there is nothing better to do.
 struct Loader {
-    next: AtomicUsize,
-    without_value: AtomicU64,
+    bucket: Weak<Bucket>,
 }
 
-impl Loader {
-    fn run(&self, bucket: &Bucket, ids: &[VbId]) -> Result<(), StoreError> {
-        while let Some(vb) = ids.get(self.next.fetch_add(1, Relaxed)) {
-            bucket.load(*vb, &self.without_value)?;
+impl Task for Loader {
+    fn name(&self) -> &'static str {
+        "warm_up"
+    }
+
+    fn class(&self) -> Class {
+        Class::Lazy
+    }
+
+    fn run(&self, _: &Context<'_>) -> Next {
+        let Some(bucket) = self.bucket.upgrade() else { return Next::Done };
+        let warm_up = &bucket.warm_up;
+        let Some(files) = warm_up.files.get() else { return Next::Done };
+        let Some(vb) = files.get(warm_up.next.fetch_add(1, Relaxed)) else { return Next::Done };
+        match bucket.load(*vb) {
+            Ok(()) => _ = warm_up.loaded.fetch_add(1, Relaxed),
+            Err(error) => {
+                warm_up.failed.fetch_add(1, Relaxed);
+                tracing::error!(
+                    bucket = bucket.name(),
+                    vb = vb.0,
+                    "could not be loaded; its documents are looked up in the file one by one: {error}"
+                );
+            }
         }
-        Ok(())
+        let progress = bucket.warm_up_progress();
+        if progress.is_done() && warm_up.ended.set(bucket.env.clock.monotonic()).is_ok() {
+            tracing::info!(
+                bucket = bucket.name(),
+                vbuckets = progress.vbuckets_loaded,
+                failed = progress.failed,
+                documents = progress.keys,
+                values = progress.values,
+                bytes = progress.bytes,
+                took_ms = progress.took.as_millis(),
+                "everything is loaded"
+            );
+        }
+        Next::Again
     }
 }

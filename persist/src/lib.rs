@@ -33,7 +33,7 @@ pub use bucket::{BucketStore, RecoveredVb, WarmUp};
 pub use couchstore::Version;
 pub use error::{Damage, Damages, StoreError, Verdict};
 pub use queue::Urgency;
-pub use spec::BucketSpec;
+pub use spec::{BucketSpec, Eviction};
 pub use stats::BucketStoreStats;
 pub use store::{Drained, Store};
 pub use vb::Nudge;

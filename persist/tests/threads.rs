@@ -64,6 +64,7 @@ fn spec(name: &str) -> BucketSpec {
         replicas: 0,
         quota_bytes: 1 << 20,
         flush_enabled: false,
+        eviction: persist::Eviction::Value,
     }
 }
 

@@ -314,6 +314,11 @@ impl Item {
         // Two counts before the head and the bytes after it.
         allocated(16 + size_of::<Head>() + self.0.slice.len())
     }
+
+    /// Those of them that [`Item::stripped`] saves.
+    pub fn memory_of_value(&self) -> usize {
+        self.memory() - allocated(16 + size_of::<Head>() + self.0.slice.len() - self.value().len())
+    }
 }
 
 thread_local! {
@@ -401,7 +406,7 @@ mod tests {
         let key = KeyBuf::in_default_collection(b"key_0000000001").unwrap();
         let item = Item::new(key.as_key(), meta(), Kind::Committed { prepared: None }, Some(&[0; 100]));
         assert_eq!(item.memory(), 176);
-        assert_eq!(item.stripped().memory(), 80);
+        assert_eq!((item.stripped().memory(), item.memory_of_value()), (80, 96));
     }
 
     #[test]

@@ -50,8 +50,8 @@ pub(crate) type Attempt<T = Step> = Result<T, Stop>;
 pub(crate) enum Fetched {
     #[default]
     NotAsked,
-    /// What it holds, and how many sweeps of tombstones there had been before it was asked.
-    Found { item: Option<Item>, sweeps: u64 },
+    /// What it holds, and the seqno up to which it had everything when it was asked.
+    Found { item: Option<Item>, filed: Seqno },
 }
 
 /// The committed document, as an operation sees it.
@@ -105,6 +105,10 @@ pub(crate) struct Run<'a> {
     pub now_s: u32,
     /// Where the default for sync writes is kept.
     pub durability_timeout: Duration,
+    /// Memory is short: what is brought back from the file comes without its value.
+    pub short: bool,
+    /// Something was brought back from the file.
+    pub brought_back: bool,
     /// Bytes appended to the changelog.
     pub appended_bytes: i64,
     /// The level of the prepare, if one was made.
@@ -138,11 +142,44 @@ impl Run<'_> {
     /// The committed document. One that has expired becomes a tombstone first, unless a sync write is under way on it:
     /// then it is only passed over.
     pub fn doc(&mut self) -> Attempt<Doc> {
-        let Some(item) = self.slot.committed() else { return Ok(Doc::Missing) };
-        if item.is_deleted() {
-            return Ok(Doc::Tombstone(item.clone()));
+        let item = self.look(false)?;
+        self.alive_or_dead(item)
+    }
+
+    /// As [`Run::doc`], and a key nothing is remembered of is looked for among the tombstones in the file.
+    pub fn doc_or_tombstone(&mut self) -> Attempt<Doc> {
+        let item = self.look(true)?;
+        self.alive_or_dead(item)
+    }
+
+    /// The newest committed version. One that is only in the file comes back into memory: what follows then goes on as if
+    /// it had never left.
+    fn look(&mut self, tombstones: bool) -> Attempt<Option<Item>> {
+        if let Some(item) = self.slot.committed() {
+            item.warm(self.now.as_nanos() as u64 ^ self.slot.hash());
+            return Ok(Some(item.clone()));
         }
-        let item = item.clone();
+        if self.vb.is_absent(&self.slot, tombstones) {
+            return Ok(None);
+        }
+        let Fetched::Found { item, filed } = self.fetched else { return Err(Stop::NeedsFile) };
+        // If anything newer than the read has left memory, it may have been this key.
+        if self.vb.table.left_upto() > *filed {
+            return Err(Stop::NeedsFile);
+        }
+        let Some(found) = item else { return Ok(None) };
+        let strip = self.short && !found.is_deleted() && found.memory_of_value() > 0;
+        let found = if strip { found.stripped() } else { found.clone() };
+        self.slot.put_committed(found.clone(), false);
+        self.brought_back = true;
+        Ok(Some(found))
+    }
+
+    fn alive_or_dead(&mut self, item: Option<Item>) -> Attempt<Doc> {
+        let Some(item) = item else { return Ok(Doc::Missing) };
+        if item.is_deleted() {
+            return Ok(Doc::Tombstone(item));
+        }
         if !expiry::is_past(item.meta().expiry, self.now_s) {
             return Ok(Doc::Live(item));
         }
@@ -166,25 +203,9 @@ impl Run<'_> {
             (meta, Kind::Committed { prepared: None }, value.map(Cow::Owned))
         });
         self.vb.note_deleted(tombstone.meta().rev);
-        self.slot.put_committed(tombstone.clone(), true);
+        self.vb.put(&mut self.slot, tombstone.clone());
         self.expired += 1;
         Ok(Doc::Tombstone(tombstone))
-    }
-
-    /// As [`Run::doc`], and a key nothing is remembered of is looked for among the tombstones in the file.
-    pub fn doc_or_tombstone(&mut self) -> Attempt<Doc> {
-        match self.doc()? {
-            Doc::Missing if self.slot.entry().is_none() && self.vb.may_have_tombstones() => match self.fetched {
-                Fetched::Found { item, sweeps } if *sweeps == self.vb.sweeps() => match item {
-                    Some(item) if item.is_deleted() => Ok(Doc::Tombstone(item.clone())),
-                    // The file is behind: what it says is alive has been deleted and swept since.
-                    Some(_) => Err(Stop::NeedsFile),
-                    None => Ok(Doc::Missing),
-                },
-                _ => Err(Stop::NeedsFile),
-            },
-            doc => Ok(doc),
-        }
     }
 
     /// The item with its value.
@@ -194,7 +215,9 @@ impl Run<'_> {
         }
         match self.fetched {
             Fetched::Found { item: Some(found), .. } if found.seqno() == item.seqno() => Ok(found.clone()),
-            // Asked, and the file has another version: this one is newer in memory than the file, yet has no value.
+            // Changed, and its value gone to the file, since the file was read.
+            Fetched::Found { filed, .. } if item.seqno() > *filed => Err(Stop::NeedsFile),
+            // The file was whole and should have it.
             Fetched::Found { .. } => Err(Stop::Error(OpError::Unreadable(format!(
                 "vBucket {}: the file should hold seqno {} of this key and does not",
                 self.vb.id,
@@ -286,7 +309,7 @@ impl Run<'_> {
                 if deleted.is_some() {
                     self.vb.note_deleted(rev);
                 }
-                self.slot.put_committed(item, true);
+                self.vb.put(&mut self.slot, item);
                 Ok(Step::Reply(reply))
             }
             None => {

@@ -79,9 +79,10 @@ impl Run<'_> {
         if item.seqno() > self.vb.log.marks.filed() {
             return Err(OpError::Exists.into());
         }
-        if item.resident() {
-            let bare = Item::without_value(item.key(), item.meta(), item.kind());
-            self.slot.put_committed(bare, false);
+        if self.vb.full_eviction {
+            self.slot.forget();
+        } else if item.resident() {
+            self.slot.put_committed(item.stripped(), false);
         }
         Ok(Step::Reply(Reply::Done { cas: Cas(0) }))
     }

@@ -31,6 +31,7 @@ pub fn spec() -> BucketSpec {
         replicas: 0,
         quota_bytes: 1 << 20,
         flush_enabled: false,
+        eviction: persist::Eviction::default(),
     }
 }
 
