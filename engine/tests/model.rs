@@ -49,7 +49,7 @@ enum Step {
     /// All that is in the file leaves memory, as if it were short.
     Squeeze,
     /// A few steps of what goes on behind the scenes.
-    Step {
+    Steps {
         count: usize,
     },
     Restart,
@@ -96,7 +96,7 @@ fn steps() -> impl Strategy<Value = Vec<(u8, Step)>> {
         2 => (0u64..12_000).prop_map(|ms| Step::Wait { ms }),
         1 => Just(Step::Page),
         2 => Just(Step::Squeeze),
-        1 => (1usize..4).prop_map(|count| Step::Step { count }),
+        1 => (1usize..4).prop_map(|count| Step::Steps { count }),
         1 => Just(Step::Restart),
     ];
     prop::collection::vec((0u8..4, step), 1..60)
@@ -325,7 +325,7 @@ fn run(script: Vec<(u8, Step)>, eviction: persist::Eviction) {
             Step::Squeeze => {
                 w.bucket.squeeze();
             }
-            Step::Step { count } => (0..count).for_each(|_| _ = w.stepper.step()),
+            Step::Steps { count } => (0..count).for_each(|_| _ = w.stepper.step()),
             Step::Restart => {
                 w.settle();
                 let items = w.bucket.items();
