@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use env::Clock;
 use types::rank::{Mutex, Rank};
-use types::{Cas, Item, Seqno};
+use types::{Cas, HeldBy, Item, Seqno};
 
 use crate::{VbRecord, Watermarks};
 
@@ -42,7 +43,12 @@ pub struct Slice {
 pub struct Changelog {
     inner: Mutex<Inner>,
     pub marks: Watermarks,
+    /// Where the bytes are counted that are held for readers only; see [`Changelog::counted`].
+    alone_bytes: Arc<AtomicI64>,
 }
+
+/// What an entry takes beside the item.
+const ENTRY_BYTES: i64 = 8;
 
 struct Inner {
     /// Seqno of `entries[0]`, or of the next append when empty.
@@ -75,7 +81,14 @@ impl Changelog {
             record: Arc::new(record),
             record_version: 0,
         };
-        Changelog { inner: Mutex::ranked(Rank::Changelog, inner), marks: Watermarks::starting_at(high) }
+        let (marks, alone_bytes) = (Watermarks::starting_at(high), Arc::default());
+        Changelog { inner: Mutex::ranked(Rank::Changelog, inner), marks, alone_bytes }
+    }
+
+    /// Adds to `alone_bytes` what the log holds beyond what is in [`types::HeldBy::Table`]. Whoever puts an item there, or
+    /// takes it out, while the log holds it, does the same. To be said before the first append.
+    pub fn counted(self, alone_bytes: Arc<AtomicI64>) -> Changelog {
+        Changelog { alone_bytes, ..self }
     }
 
     /// Takes the next seqno and a fresh CAS for the item `make` builds, and appends it. `make` runs under the log's lock:
@@ -98,6 +111,8 @@ impl Changelog {
         let item = make(Stamp { seqno, cas });
         assert_eq!(item.seqno(), seqno, "an item keeps the seqno it was given");
         inner.entries_bytes += item.memory();
+        item.enter(HeldBy::Log);
+        self.alone_bytes.fetch_add(item.memory() as i64 + ENTRY_BYTES, Relaxed);
         inner.entries.push_back(item.clone());
         self.marks.publish_high(seqno);
         item
@@ -169,7 +184,7 @@ impl Changelog {
         let dropped = inner.trim();
         drop(inner);
         // Freed outside the lock: it may be the last reference to many values.
-        drop(dropped);
+        self.uncount(dropped);
     }
 
     /// Forgets a reader.
@@ -178,7 +193,12 @@ impl Changelog {
         inner.cursors.retain(|p| p.id != cursor.id);
         let dropped = inner.trim();
         drop(inner);
-        drop(dropped);
+        self.uncount(dropped);
+    }
+
+    fn uncount(&self, dropped: Vec<Item>) {
+        let alone = |item: Item| ENTRY_BYTES + if item.leave(HeldBy::Log) { 0 } else { item.memory() as i64 };
+        self.alone_bytes.fetch_sub(dropped.into_iter().map(alone).sum(), Relaxed);
     }
 
     /// Entries held for readers: count and bytes.

@@ -41,7 +41,8 @@ pub struct Bucket {
     pub(crate) pools: Arc<Pools>,
     pub(crate) vbuckets: Box<[VBucket]>,
     pub(crate) bytes: Arc<Footprint>,
-    pub(crate) backlog_bytes: AtomicI64,
+    /// What the changelogs hold that is not in a table too.
+    pub(crate) backlog_bytes: Arc<AtomicI64>,
     /// Requests that wait for the file, with what they brought along.
     pub(crate) fetching: Fetching,
     pub counters: Counters,
@@ -86,7 +87,7 @@ impl Bucket {
         was_clean: bool,
     ) -> Arc<Bucket> {
         let seed = HashSeed([env.rng.u64(), env.rng.u64()]);
-        let bytes = Arc::new(Footprint::default());
+        let (bytes, backlog_bytes) = (Arc::new(Footprint::default()), Arc::new(AtomicI64::new(0)));
         let spec = store.spec();
         let full_eviction = spec.eviction == Eviction::Full;
         let mut begins: Vec<Option<Beginning>> = (0..spec.vbuckets).map(|_| None).collect();
@@ -119,7 +120,7 @@ impl Bucket {
                 tombstones_on_disk: false,
                 live: None,
             });
-            VBucket::new(VbId(id), seed, full_eviction, Arc::clone(&bytes), begin)
+            VBucket::new(VbId(id), seed, full_eviction, (Arc::clone(&bytes), Arc::clone(&backlog_bytes)), begin)
         });
         let vbuckets: Box<[VBucket]> = vbuckets.collect();
         Arc::new_cyclic(|me| Bucket {
@@ -129,7 +130,7 @@ impl Bucket {
             pools: Arc::clone(pools),
             vbuckets,
             bytes,
-            backlog_bytes: AtomicI64::new(0),
+            backlog_bytes,
             fetching: Fetching::default(),
             counters: Counters::default(),
             stopped: AtomicBool::new(false),
@@ -287,8 +288,6 @@ impl Bucket {
         drop(state);
         self.counters.expired.add(expired);
         if appended_bytes > 0 {
-            vb.add_backlog(appended_bytes);
-            self.backlog_bytes.fetch_add(appended_bytes, Relaxed);
             let waits_for_disk = prepared.is_some_and(|level| level > Level::Majority);
             self.store.changed(vb.id, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
         }
@@ -435,7 +434,6 @@ impl Bucket {
     pub(crate) fn settle(&self, vb: &VBucket) {
         let settled = vb.settle(self.env.clock.monotonic());
         if settled.appended_bytes > 0 {
-            self.backlog_bytes.fetch_add(settled.appended_bytes, Relaxed);
             self.counters.commits.add(settled.committed);
             self.counters.aborts.add(settled.aborted);
             self.store.changed(vb.id, Urgency::Normal);
@@ -450,7 +448,6 @@ impl Bucket {
 
     fn marks_moved(&self, vb: VbId) {
         let vb = &self.vbuckets[usize::from(vb.0)];
-        self.backlog_bytes.fetch_add(vb.note_backlog(), Relaxed);
         // More is in the file now, so more can leave memory.
         if self.pressure.is_exhausted.swap(false, SeqCst) && self.is_short() {
             self.give_memory_back();

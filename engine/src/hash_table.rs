@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hashbrown::HashTable as Table;
 use types::rank::{Mutex, MutexGuard, Rank};
-use types::{Cas, DocKey, Item, Seqno, allocated};
+use types::{Cas, DocKey, HEATS, HeldBy, Item, Seqno, allocated};
 
 use crate::key_filter::KeyFilter;
 
@@ -112,7 +112,7 @@ pub struct Left {
 }
 
 /// Bytes in use that could leave, by heat.
-pub type HeatMap = [u64; 256];
+pub type HeatMap = [u64; HEATS];
 
 /// Secret start of the hash, drawn once a process, so that nobody can send keys that collide.
 #[derive(Clone, Copy)]
@@ -150,12 +150,19 @@ pub struct HashTable {
     filtered: bool,
     /// Of every table of the bucket together.
     bucket_bytes: Arc<Footprint>,
+    /// Bytes that only the changelogs hold.
+    backlog_bytes: Arc<AtomicI64>,
 }
 
 impl HashTable {
-    pub fn new(seed: HashSeed, filtered: bool, bucket_bytes: Arc<Footprint>) -> HashTable {
+    pub fn new(
+        seed: HashSeed,
+        filtered: bool,
+        bucket_bytes: Arc<Footprint>,
+        backlog_bytes: Arc<AtomicI64>,
+    ) -> HashTable {
         let (stripes, counts, left_upto) = (OnceLock::new(), Counts::default(), AtomicU64::new(0));
-        HashTable { seed, stripes, counts, left_upto, filtered, bucket_bytes }
+        HashTable { seed, stripes, counts, left_upto, filtered, bucket_bytes, backlog_bytes }
     }
 
     fn stripes(&self) -> &[Mutex<Stripe>] {
@@ -303,7 +310,12 @@ impl HashTable {
                 counts.expiring.fetch_add(sign, Relaxed);
             }
         }
-        self.add_bytes(|bytes| &bytes.items, sign * item.memory() as i64);
+        let bytes = sign * item.memory() as i64;
+        self.add_bytes(|bytes| &bytes.items, bytes);
+        let in_log = if sign > 0 { item.enter(HeldBy::Table) } else { item.leave(HeldBy::Table) };
+        if in_log {
+            self.backlog_bytes.fetch_sub(bytes, Relaxed);
+        }
     }
 
     /// Notes how much memory the stripe holds beside its items.
@@ -503,7 +515,7 @@ mod tests {
 
     fn table() -> (HashTable, Arc<Footprint>) {
         let bytes = Arc::new(Footprint::default());
-        (HashTable::new(HashSeed([1, 2]), true, Arc::clone(&bytes)), bytes)
+        (HashTable::new(HashSeed([1, 2]), true, Arc::clone(&bytes), Arc::default()), bytes)
     }
 
     #[test]
@@ -571,7 +583,7 @@ mod tests {
             let leaving = Leaving { filed: Seqno(filed), heat_max, whole: true };
             (0..STRIPES).for_each(|stripe| _ = table.evict(stripe, leaving, || false));
         };
-        leave(99, 100);
+        leave(99, 25);
         let is_here = |key| table.lock(key).committed().is_some();
         assert!(is_here(held) && is_here(prepared) && !is_here(keys[0].as_key()) && is_here(keys[50].as_key()));
         leave(99, 255);

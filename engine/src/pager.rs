@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use scheduler::{Context, Next, Task};
-use types::{DocKey, VbState};
+use types::{DocKey, HEATS, VbState};
 
 use crate::bucket::Bucket;
 use crate::expiry;
@@ -217,7 +217,7 @@ impl Bucket {
 
     /// Up to which heat items must leave to win `excess` bytes, going by a few stripes.
     fn survey(&self, excess: u64) -> u8 {
-        let mut map: HeatMap = [0; 256];
+        let mut map: HeatMap = [0; HEATS];
         let (count, first) = (self.stripes(), self.pressure.hand.load(Relaxed));
         let looked_at = SURVEY_STRIPES.min(count);
         for n in 0..looked_at {

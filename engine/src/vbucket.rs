@@ -41,8 +41,6 @@ pub struct VBucket {
     /// Prepares up to here are from before the restart: they may have been acknowledged.
     inherited_upto: AtomicU64,
     pub purge: Seqno,
-    /// Bytes the changelog holds for its readers, as last looked.
-    backlog_bytes: AtomicI64,
     pub(crate) waiting: Mutex<Option<Box<Tracker>>>,
 }
 
@@ -63,15 +61,15 @@ impl VBucket {
         id: VbId,
         seed: HashSeed,
         full_eviction: bool,
-        bucket_bytes: Arc<Footprint>,
+        (bucket_bytes, backlog_bytes): (Arc<Footprint>, Arc<AtomicI64>),
         begin: Beginning,
     ) -> VBucket {
         let (state, uuid) = (begin.record.state, begin.record.failover.current().uuid);
         VBucket {
             id,
             state: RwLock::ranked(Rank::VBucketState, state),
-            table: HashTable::new(seed, full_eviction, bucket_bytes),
-            log: Arc::new(Changelog::new(begin.high, begin.max_cas, begin.record)),
+            table: HashTable::new(seed, full_eviction, bucket_bytes, Arc::clone(&backlog_bytes)),
+            log: Arc::new(Changelog::new(begin.high, begin.max_cas, begin.record).counted(backlog_bytes)),
             uuid: AtomicU64::new(uuid.0),
             max_deleted_rev: AtomicU64::new(begin.max_deleted_rev.0),
             tombstones_on_disk: AtomicBool::new(begin.tombstones_on_disk),
@@ -80,7 +78,6 @@ impl VBucket {
             live: AtomicI64::new(begin.live.unwrap_or(0) as i64),
             inherited_upto: AtomicU64::new(0),
             purge: begin.purge,
-            backlog_bytes: AtomicI64::new(0),
             waiting: Mutex::ranked(Rank::Durability, None),
         }
     }
@@ -156,16 +153,6 @@ impl VBucket {
     /// Whether this prepare is from before a restart.
     pub(crate) fn is_inherited(&self, prepare: &Item) -> bool {
         prepare.seqno().0 <= self.inherited_upto.load(Relaxed)
-    }
-
-    /// Notes how much the changelog holds now; returns the difference to the last look.
-    pub(crate) fn note_backlog(&self) -> i64 {
-        let bytes = self.log.backlog().1 as i64;
-        bytes - self.backlog_bytes.swap(bytes, Relaxed)
-    }
-
-    pub(crate) fn add_backlog(&self, bytes: i64) {
-        self.backlog_bytes.fetch_add(bytes, Relaxed);
     }
 
     /// Puts the prepares found in memory back into the queue, after a restart or a change of role. They wait for ever.
@@ -253,7 +240,6 @@ impl VBucket {
         }
         let bytes = item.memory() as i64;
         self.put(&mut slot, item);
-        self.add_backlog(bytes);
         bytes
     }
 
@@ -268,9 +254,7 @@ impl VBucket {
             let meta = Meta { seqno: stamp.seqno, deleted, expiry, datatype: Datatype::RAW, ..prepare.meta() };
             Item::new(key, meta, Kind::Abort { prepared: write.seqno }, None)
         });
-        let bytes = item.memory() as i64;
-        self.add_backlog(bytes);
-        bytes
+        item.memory() as i64
     }
 
     /// Takes out everyone who waits: the vBucket stops being active, or the server stops.

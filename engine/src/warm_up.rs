@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use persist::StoreError;
+use persist::{Damages, StoreError};
 use scheduler::{Class, Context, Next, PoolKind, Task, TaskHandle};
 use types::{Item, KeyBuf, VbId};
 
 use crate::bucket::Bucket;
+use crate::vbucket::VBucket;
 
 /// What a bucket was found to hold.
 #[derive(Clone, Debug, Default)]
@@ -86,22 +87,22 @@ impl Bucket {
         let began = self.env.clock.monotonic();
         let files = self.store.recovered();
         let mut recovered = Recovered { bucket: self.name().to_owned(), vbuckets: files.len(), ..Recovered::default() };
+        let mut damages = Vec::new();
         for file in &files {
             let vb = &self.vbuckets[usize::from(file.vb.0)];
-            for prepare in self.store.open_prepares(file.vb)? {
-                // What it will replace must be known when it is committed.
-                let committed = self.store.fetch_now(file.vb, prepare.key())?;
-                let mut slot = vb.table.lock(prepare.key());
-                if let Some(item) = committed {
-                    slot.put_committed(item, false);
-                }
-                slot.put_prepare(prepare.clone());
-                recovered.recommitted += 1;
+            match self.recover_prepares(vb) {
+                Ok(count) => recovered.recommitted += count,
+                // The others are looked at too, so that one start shows all of it.
+                Err(StoreError::Damaged(found)) => damages.extend(found.0),
+                Err(other) => return Err(other),
             }
             recovered.seqnos += file.high.0;
             recovered.tombstones += file.tombstones;
             recovered.documents += vb.live();
             vb.retrack();
+        }
+        if !damages.is_empty() {
+            return Err(StoreError::Damaged(Damages(damages)));
         }
         let _ = self.warm_up.files.set(files.iter().map(|file| file.vb).collect());
         let now = self.env.clock.monotonic();
@@ -109,6 +110,20 @@ impl Bucket {
         recovered.took = now.saturating_sub(began);
         let _ = self.warm_up.recovered.set(recovered.clone());
         Ok(recovered)
+    }
+
+    fn recover_prepares(&self, vb: &VBucket) -> Result<u64, StoreError> {
+        let prepares = self.store.open_prepares(vb.id)?;
+        for prepare in &prepares {
+            // What it will replace must be known when it is committed.
+            let committed = self.store.fetch_now(vb.id, prepare.key())?;
+            let mut slot = vb.table.lock(prepare.key());
+            if let Some(item) = committed {
+                slot.put_committed(item, false);
+            }
+            slot.put_prepare(prepare.clone());
+        }
+        Ok(prepares.len() as u64)
     }
 
     /// Begins to load.

@@ -193,7 +193,16 @@ fn memory_is_given_back_to_the_last_byte() {
     for n in 0..100 {
         w.set(&format!("k{n}"), "some value");
     }
-    assert!(w.bucket.memory_used() > empty + 100 * 50);
+    assert!(w.bucket.memory_used() > empty + 100 * 80);
+    let unfiled = w.bucket.memory_used();
+    w.settle();
+    assert_eq!(w.bucket.memory_used(), unfiled - 100 * 8, "an item in the table and in the changelog is counted once");
+    for n in 0..300 {
+        w.set(&format!("k{}", n % 100), "some other value");
+    }
+    assert!(w.bucket.memory_used() > unfiled + 200 * 80, "what was overwritten waits for the flusher");
+    w.settle();
+    assert_eq!(w.bucket.memory_used(), unfiled - 100 * 8);
     for n in 0..100 {
         mutated(w.op(&format!("k{n}"), Op::Delete));
     }

@@ -7,7 +7,8 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::{BitAnd, BitOr};
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use triomphe::ThinArc;
 
@@ -122,8 +123,8 @@ struct Head {
     datatype: u8,
     id_len: u8,
     bits: u8,
-    /// How much the item is in use; see [`Item::warm`].
-    heat: AtomicU8,
+    /// Low six bits: how much the item is in use, see [`Item::warm`]. Above: who holds it, see [`HeldBy`].
+    usage: AtomicU8,
 }
 
 const _: () = assert!(size_of::<Head>() == 32 && size_of::<Option<Item>>() == 8);
@@ -137,10 +138,21 @@ const ELSEWHERE: u8 = 1 << 7;
 /// A prepare's seqno among the bytes.
 const PREPARED_BYTES: usize = 6;
 
+/// One more than the highest heat.
+pub const HEATS: usize = 64;
+const HEAT_MASK: u8 = 63;
 /// Of an item just made or just brought back: it gets its chance before it may leave.
-const HEAT_FRESH: u8 = 8;
+const HEAT_FRESH: u8 = 2;
 /// Heat counts uses one by one up to here; each further step of this many takes twice as many uses.
-const HEAT_STEP: u8 = 16;
+const HEAT_STEP: u8 = 4;
+
+/// Who counts an item's memory. One that is in both is counted once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum HeldBy {
+    Table = 64,
+    Log = 128,
+}
 
 impl Item {
     /// An item whose value, if it has one, is here.
@@ -185,7 +197,7 @@ impl Item {
             datatype: meta.datatype.0,
             id_len: u8::try_from(id.len()).expect("ids have at most 251 bytes"),
             bits: bits | code << KIND_SHIFT | level << LEVEL_SHIFT,
-            heat: AtomicU8::new(HEAT_FRESH),
+            usage: AtomicU8::new(HEAT_FRESH),
         };
         // Put together here first: only bytes that lie side by side can be copied into place in one go.
         SCRATCH.with_borrow_mut(|bytes| {
@@ -282,13 +294,15 @@ impl Item {
         self.code() < 2
     }
 
-    /// How much the item is in use, on a scale on which a step of 16 is twice the uses.
+    /// How much the item is in use, below [`HEATS`], on a scale on which a step of 4 is twice the uses.
     pub fn heat(&self) -> u8 {
-        self.head().heat.load(Relaxed)
+        self.head().usage.load(Relaxed) & HEAT_MASK
     }
 
     pub fn set_heat(&self, heat: u8) {
-        self.head().heat.store(heat, Relaxed);
+        let usage = self.head().usage.load(Relaxed);
+        // Whoever comes between says something newer.
+        let _ = self.head().usage.compare_exchange(usage, usage & !HEAT_MASK | heat & HEAT_MASK, Relaxed, Relaxed);
     }
 
     /// The item was used. `dice` is any number that differs from use to use. An item in constant use is written to
@@ -296,7 +310,7 @@ impl Item {
     pub fn warm(&self, dice: u64) {
         let heat = self.heat();
         let one_in = 1u64 << (heat / HEAT_STEP);
-        if dice & (one_in - 1) == 0 && heat < u8::MAX {
+        if dice & (one_in - 1) == 0 && heat < HEAT_MASK {
             self.set_heat(heat + 1);
         }
     }
@@ -307,6 +321,20 @@ impl Item {
         if heat > 0 {
             self.set_heat(if heat > 2 * HEAT_STEP { heat - HEAT_STEP } else { heat / 2 });
         }
+    }
+
+    /// Notes that it is held. Returns whether the other one holds it too.
+    pub fn enter(&self, by: HeldBy) -> bool {
+        self.is_held_otherwise(by, self.head().usage.fetch_or(by as u8, AcqRel))
+    }
+
+    /// Notes that it is held no longer. Returns whether the other one still holds it.
+    pub fn leave(&self, by: HeldBy) -> bool {
+        self.is_held_otherwise(by, self.head().usage.fetch_and(!(by as u8), AcqRel))
+    }
+
+    fn is_held_otherwise(&self, by: HeldBy, usage: u8) -> bool {
+        usage & !HEAT_MASK & !(by as u8) != 0
     }
 
     /// Bytes of memory this item holds (not the table slot that points to it).
@@ -417,7 +445,7 @@ mod tests {
             (0..times).for_each(|n| item.warm(n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20));
             item
         };
-        let heats = [0, 4, 100, 10_000, 1_000_000].map(|times| used(times).heat());
+        let heats = [0, 2, 100, 5_000, 200_000].map(|times| used(times).heat());
         assert!(heats.is_sorted_by(|a, b| a < b), "{heats:?}");
         let item = used(1_000_000);
         let before = item.heat();
@@ -425,5 +453,17 @@ mod tests {
         assert_eq!(item.heat(), before - HEAT_STEP);
         (0..40).for_each(|_| item.cool());
         assert_eq!(item.heat(), 0);
+    }
+
+    #[test]
+    fn two_holders_know_of_each_other_whatever_the_heat() {
+        let key = KeyBuf::in_default_collection(b"k").unwrap();
+        let item = Item::new(key.as_key(), meta(), Kind::Committed { prepared: None }, None);
+        assert!(!item.enter(HeldBy::Log));
+        item.set_heat(63);
+        assert!(item.enter(HeldBy::Table) && item.leave(HeldBy::Log) && !item.leave(HeldBy::Table));
+        assert_eq!(item.heat(), 63);
+        item.warm(0);
+        assert_eq!(item.heat(), 63);
     }
 }
