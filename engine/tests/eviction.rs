@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use common::*;
 use engine::*;
 use env::sim::{Fault, FaultPlan, Op as Io, Rule};
@@ -262,5 +265,96 @@ fn a_document_with_a_sync_write_under_way_stays() {
         w.advance_s(60);
         mutated(w.answer(number).unwrap());
         assert_eq!(w.bucket.items(), 0);
+    }
+}
+
+/// Goal: with threads writing, reading, flushing and paging at once, nobody is told anything but the truth. Method: each
+/// thread has keys of its own and a map beside them; memory holds a small part of what is written, and the server is
+/// started in between, so that loading goes on at the same time.
+#[test]
+fn threads_larger_than_memory_see_their_own_writes() {
+    for eviction in BOTH {
+        let (env, mut sim) = env::sim::env(6);
+        let mut known: Vec<BTreeMap<String, String>> = vec![BTreeMap::new(); 3];
+        let mut env = env;
+        for round in 0..2u32 {
+            let config = scheduler::PoolConfig { readers: 2, writers: 2, background: 1, cpu: 2 };
+            let pools = scheduler::Pools::start(&env, &config);
+            let store_options = persist::Options::default();
+            let store = persist::Store::open(&env, &pools, std::path::Path::new(DATA_DIR), store_options).unwrap();
+            let engine = Engine::new(&env, &pools, store, Options::default());
+            engine.warm_up().unwrap();
+            let bucket =
+                engine.bucket("default").unwrap_or_else(|| engine.create_bucket(small(eviction, 200 << 10)).unwrap());
+            std::thread::scope(|scope| {
+                for (thread, mine) in known.iter_mut().enumerate() {
+                    let bucket = &bucket;
+                    scope.spawn(move || own_keys(bucket, thread as u64, round, mine));
+                }
+            });
+            let live: usize = known.iter().map(BTreeMap::len).sum();
+            assert_eq!(bucket.items(), live as u64, "{eviction:?} round {round}");
+            assert!(engine.drain().left.is_empty());
+            assert!(bucket.counters.evicted.get() > 100, "{eviction:?}: {}", bucket.counters.evicted.get());
+            drop((bucket, engine));
+            pools.shutdown(scheduler::Stop::Cancel);
+            env = sim.kill();
+        }
+    }
+}
+
+fn own_keys(bucket: &Arc<Bucket>, thread: u64, round: u32, mine: &mut BTreeMap<String, String>) {
+    let letters = Arc::new(Letters::default());
+    let mut number = 0;
+    let mut ask = |name: &str, op: Op<'_>| -> OpResult {
+        let key = k(name);
+        let request = Request { vb: types::VbId((name.len() % 4) as u16), ..request(&key, op) };
+        loop {
+            number += 1;
+            let ticket = Ticket { slot: thread as u32, generation: 0, request: number };
+            let mailbox: Arc<dyn Mailbox> = Arc::clone(&letters) as _;
+            let result = match bucket.execute(&request, &|| Waiter::new(Arc::clone(&mailbox), ticket)) {
+                Outcome::Done(result) => result,
+                Outcome::Pending => loop {
+                    match letters.take(number) {
+                        Some(result) => break result,
+                        None => std::thread::yield_now(),
+                    }
+                },
+            };
+            match result {
+                // The disk is behind, or the key's neighbours come and go too fast.
+                Err(OpError::Temporary(_) | OpError::NoMemory) => std::thread::yield_now(),
+                other => return other,
+            }
+        }
+    };
+    let mut dice = thread * 7919 + u64::from(round) * 104_729 + 1;
+    for n in 0..600u32 {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let name = format!("{thread}.{}", (dice >> 33) % 400);
+        let expected = mine.get(&name).cloned();
+        let text = value(n, round);
+        match (dice >> 20) % 8 {
+            0..=2 => {
+                mutated(ask(&name, set(&text)));
+                mine.insert(name, text);
+            }
+            3 => match (ask(&name, store(StoreMode::Add, 0, text.as_bytes())), expected) {
+                (Ok(_), None) => _ = mine.insert(name, text),
+                (Err(OpError::Exists), Some(_)) => {}
+                (other, expected) => panic!("{name}: {other:?}, expected {expected:?}"),
+            },
+            4 => match (ask(&name, Op::Delete), expected) {
+                (Ok(_), Some(_)) => _ = mine.remove(&name),
+                (Err(OpError::NotFound), None) => {}
+                (other, expected) => panic!("{name}: {other:?}, expected {expected:?}"),
+            },
+            _ => match (ask(&name, Op::Get), expected) {
+                (Ok(reply), Some(expected)) => assert_eq!(body(&reply), expected.as_bytes(), "{name}"),
+                (Err(OpError::NotFound), None) => {}
+                (other, expected) => panic!("{name}: {other:?}, expected {expected:?}"),
+            },
+        }
     }
 }
