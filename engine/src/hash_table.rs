@@ -139,6 +139,11 @@ impl HashSeed {
     }
 }
 
+fn stripe_of(hash: u64) -> usize {
+    // The low bits choose the slot inside the stripe.
+    (hash >> 32) as usize % STRIPES
+}
+
 /// The table. Counts are kept in step by [`Locked`], through which every change goes.
 pub struct HashTable {
     seed: HashSeed,
@@ -179,9 +184,13 @@ impl HashTable {
     /// Takes the stripe of `key`.
     pub fn lock<'a>(&'a self, key: DocKey<'a>) -> Locked<'a> {
         let hash = self.seed.hash(key.as_bytes());
-        // The low bits choose the slot inside the stripe.
-        let stripe = self.stripes()[(hash >> 32) as usize % STRIPES].lock();
+        let stripe = self.stripes()[stripe_of(hash)].lock();
         Locked { table: self, stripe, hash, key }
+    }
+
+    #[cfg(test)]
+    pub fn stripe_of(&self, key: DocKey<'_>) -> usize {
+        stripe_of(self.seed.hash(key.as_bytes()))
     }
 
     /// Shows the committed items, a stripe at a time, until `each` says no. Stripes that were never needed are not made.

@@ -96,6 +96,9 @@ impl Bucket {
                 Err(StoreError::Damaged(found)) => damages.extend(found.0),
                 Err(other) => return Err(other),
             }
+            if vb.full_eviction {
+                vb.table.reserve_filter(file.alive + file.tombstones);
+            }
             recovered.seqnos += file.high.0;
             recovered.tombstones += file.tombstones;
             recovered.documents += vb.live();
@@ -180,9 +183,6 @@ impl Bucket {
                 slot.put_committed(item, false);
             }
         };
-        if vb.full_eviction {
-            vb.table.reserve_filter(self.store.entries(id));
-        }
         let options = persist::WarmUp { tombstones: vb.full_eviction };
         let read = self.store.warm_up(id, options, &mut |_, bytes| has_room(bytes), &mut each)?;
         let said = read.map_or(0, |file| file.alive.saturating_sub(file.on_disk_prepares));
@@ -235,5 +235,148 @@ impl Task for Loader {
             );
         }
         Next::Again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::channel;
+
+    use env::sim::Sim;
+    use persist::{BucketSpec, Eviction, Store};
+    use scheduler::{PoolConfig, Pools, Stop};
+    use types::{BucketUuid, Cas, Datatype, DocKey};
+
+    use super::*;
+    use crate::engine::{Engine, Options};
+    use crate::op::{Mailbox, Op, OpResult, Request, StoreMode, Ticket, Waiter};
+
+    struct Letter(std::sync::mpsc::Sender<OpResult>);
+
+    impl Mailbox for Letter {
+        fn deliver(&self, _: Ticket, result: OpResult) {
+            let _ = self.0.send(result);
+        }
+    }
+
+    fn ask(bucket: &Bucket, key: DocKey<'_>, op: Op<'_>) -> OpResult {
+        let (send, receive) = channel();
+        let mailbox: Arc<dyn Mailbox> = Arc::new(Letter(send));
+        let ticket = Ticket { slot: 0, generation: 0, request: 0 };
+        let (vb, cas, accepts) = (VbId(0), Cas(0), Datatype(7));
+        let request = Request { vb, key, cas, durability: None, preserve_expiry: false, accepts, op };
+        match bucket.execute(&request, &|| Waiter::new(Arc::clone(&mailbox), ticket)) {
+            crate::Outcome::Done(result) => result,
+            crate::Outcome::Pending => receive.recv().expect("answered"),
+        }
+    }
+
+    fn set(bucket: &Bucket, key: DocKey<'_>, value: &[u8]) {
+        let (mode, flags, expiry, datatype) = (StoreMode::Set, 0, 0, Datatype::RAW);
+        ask(bucket, key, Op::Store { mode, flags, expiry, datatype, value }).expect("stored");
+    }
+
+    fn start(sim: &Sim, eviction: Eviction) -> (Arc<Pools>, Engine, Arc<Bucket>) {
+        let env = sim.env();
+        let pools = Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 });
+        let store = Store::open(&env, &pools, Path::new("/data"), persist::Options::default()).expect("opens");
+        let engine = Engine::new(&env, &pools, store, Options::default());
+        // What begins to load is held up by whoever has the first key's stripe.
+        engine.warm_up().expect("nothing is damaged");
+        let spec = BucketSpec {
+            name: "b".into(),
+            uuid: BucketUuid(1),
+            vbuckets: 1,
+            replicas: 0,
+            quota_bytes: 64 << 20,
+            flush_enabled: true,
+            eviction,
+        };
+        let bucket = engine.bucket("b").unwrap_or_else(|| engine.create_bucket(spec).expect("a new one"));
+        (pools, engine, bucket)
+    }
+
+    fn until(mut what: impl FnMut() -> bool) {
+        while !what() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Goal: what changes and leaves memory again while its vBucket is loaded is not undone by the loading. Method: the
+    /// loader is held at the first key, its view of the file already taken; then the other keys are changed, filed, and
+    /// dropped from memory as far as that is allowed.
+    #[test]
+    fn loading_undoes_nothing() {
+        for eviction in [Eviction::Value, Eviction::Full] {
+            let (_, mut sim) = env::sim::env(1);
+            let keys: Vec<_> =
+                (0..64).map(|n| KeyBuf::in_default_collection(format!("k{n}").as_bytes()).expect("short")).collect();
+            {
+                let (pools, engine, bucket) = start(&sim, eviction);
+                keys.iter().for_each(|key| set(&bucket, key.as_key(), b"a value of some length, worth dropping"));
+                assert!(engine.drain().left.is_empty());
+                drop((bucket, engine));
+                pools.shutdown(Stop::Cancel);
+            }
+            sim.kill();
+            let env = sim.env();
+            let pools = Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 });
+            let store = Store::open(&env, &pools, Path::new("/data"), persist::Options::default()).expect("opens");
+            let found = store.buckets().remove(0);
+            let bucket = Bucket::new(&env, &pools, Options::default(), found, true);
+            bucket.recover().expect("nothing is damaged");
+            bucket.start();
+            let vb = &bucket.vbuckets[0];
+            let stripe_of = |key: &KeyBuf| vb.table.stripe_of(key.as_key());
+            let held = stripe_of(&keys[0]);
+            std::thread::scope(|scope| {
+                let (release, released) = channel::<()>();
+                let (hold, is_held) = channel();
+                let first = &keys[0];
+                scope.spawn(move || {
+                    let _slot = vb.table.lock(first.as_key());
+                    hold.send(()).expect("somebody waits");
+                    let _ = released.recv();
+                });
+                is_held.recv().expect("held");
+                let loader = scope.spawn(|| bucket.load(VbId(0)).expect("readable"));
+                until(|| bucket.warm_up.keys.load(Relaxed) > 0);
+                let others = || keys.iter().filter(|key| stripe_of(key) != held);
+                for (n, key) in others().enumerate() {
+                    match n % 2 {
+                        0 => _ = ask(&bucket, key.as_key(), Op::Delete).expect("it was there"),
+                        _ => set(&bucket, key.as_key(), b"new, and again long enough to be dropped"),
+                    }
+                }
+                until(|| vb.log.marks.filed() == vb.log.marks.high());
+                // Would wait for the held stripe, if it wanted to drop any.
+                let tombstones = || vb.table.counts.tombstones.load(Relaxed);
+                let before = tombstones();
+                let dropper = scope.spawn(|| vb.drop_tombstones());
+                until(|| dropper.is_finished() || tombstones() < before);
+                for stripe in (0..crate::hash_table::STRIPES).filter(|stripe| *stripe != held) {
+                    let whole = vb.full_eviction;
+                    let leaving = crate::hash_table::Leaving { filed: vb.log.marks.filed(), heat_max: 255, whole };
+                    vb.table.evict(stripe, leaving, || false);
+                }
+                release.send(()).expect("still there");
+                loader.join().expect("no panic");
+                for (n, key) in others().enumerate() {
+                    match ask(&bucket, key.as_key(), Op::Get) {
+                        Ok(crate::Reply::Value { item, body, .. }) if n % 2 == 1 => {
+                            assert!(body.of(&item).starts_with(b"new"), "{eviction:?}");
+                        }
+                        Err(crate::OpError::NotFound) if n % 2 == 0 => {}
+                        other => panic!("{eviction:?} {n}: {other:?}"),
+                    }
+                }
+                let deleted = others().count().div_ceil(2);
+                assert_eq!(bucket.items(), (keys.len() - deleted) as u64);
+            });
+            bucket.stop("the test is over");
+            drop((bucket, store));
+            pools.shutdown(Stop::Cancel);
+        }
     }
 }

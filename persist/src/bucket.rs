@@ -105,11 +105,6 @@ impl BucketStore {
         failed.map_or_else(|| Ok(Some(recovered(vb.id, &committed))), Err)
     }
 
-    /// Entries of one vBucket's file as of its last good commit: documents, tombstones, prepares.
-    pub fn entries(&self, vb: VbId) -> u64 {
-        self.vb(vb).committed().map_or(0, |committed| committed.alive + committed.tombstones)
-    }
-
     /// The prepares that were neither committed nor aborted as of the last good commit, in seqno order. Reads only as much
     /// of the file as was written since the first of them.
     pub fn open_prepares(&self, vb: VbId) -> Result<Vec<Item>, StoreError> {
