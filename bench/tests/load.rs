@@ -11,7 +11,8 @@ use engine::Engine;
 use frontend::auth::{Role, Users};
 use frontend::cluster::Cluster;
 use frontend::{FrontEnd, Options, Parts};
-use persist::{BucketSpec, Store};
+use limits::{Ledger, Plan, Wish, Wishes};
+use persist::{BucketSpec, Eviction, Store};
 use scheduler::{PoolConfig, Pools};
 use types::{BucketUuid, Level};
 
@@ -38,10 +39,12 @@ impl Server {
             replicas: 0,
             quota_bytes: 256 << 20,
             flush_enabled: false,
+            eviction: Eviction::Value,
         };
         engine.create_bucket(spec).unwrap();
         let users = Users::in_memory(&env).with_iterations(0);
         users.set("tester", "secret", Role::Admin).unwrap();
+        let wishes = Wishes { connections_max: Wish::Default(4096), files_max: Wish::Default(4096), workers: 2 };
         let options = Options { listen: ([127, 0, 0, 1], 0).into(), workers: 2, ..Options::default() };
         let parts = Parts {
             env,
@@ -50,6 +53,7 @@ impl Server {
             users: Arc::new(users),
             cluster: Box::new(|addr| Arc::new(Cluster::new("cafe", None, addr.port(), 8091, 1))),
             stats: Arc::new(()),
+            ledger: Ledger::new(&Plan::for_limit(20_000, wishes).unwrap()),
         };
         Server { front_end: frontend::serve(options, parts).unwrap(), engine, _dir: dir }
     }

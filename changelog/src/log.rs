@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use env::Clock;
-use types::rank::{Mutex, MutexGuard, Rank};
-use types::{Cas, Item, Seqno};
+use types::rank::{Mutex, Rank};
+use types::{Cas, HeldBy, Item, Seqno};
 
 use crate::{VbRecord, Watermarks};
 
@@ -26,7 +26,7 @@ pub struct Cursor {
 /// What a reader took in one go: a cut of the log, in seqno order without gaps.
 #[derive(Debug)]
 pub struct Slice {
-    pub items: Vec<Arc<Item>>,
+    pub items: Vec<Item>,
     /// The seqno of the last item, or of the item before the first if there are none.
     pub last: Seqno,
     /// The record as it was at the cut.
@@ -42,15 +42,18 @@ pub struct Slice {
 /// 3. An entry stays until every registered cursor has passed it *and said so* ([`Changelog::release`]).
 pub struct Changelog {
     inner: Mutex<Inner>,
-    /// Bytes that this log and all others of its bucket hold for their readers.
-    backlog_bytes: Arc<AtomicI64>,
     pub marks: Watermarks,
+    /// Where the bytes are counted that are held for readers only; see [`Changelog::counted`].
+    alone_bytes: Arc<AtomicI64>,
 }
+
+/// What an entry takes beside the item.
+const ENTRY_BYTES: i64 = 8;
 
 struct Inner {
     /// Seqno of `entries[0]`, or of the next append when empty.
     first: Seqno,
-    entries: VecDeque<Arc<Item>>,
+    entries: VecDeque<Item>,
     entries_bytes: usize,
     cas: Cas,
     cursors: Vec<Place>,
@@ -68,11 +71,6 @@ struct Place {
 impl Changelog {
     /// A log that goes on after `high`, with CAS values above `cas`.
     pub fn new(high: Seqno, cas: Cas, record: VbRecord) -> Changelog {
-        Changelog::counted_in(Arc::default(), high, cas, record)
-    }
-
-    /// [`Changelog::new`]; what it holds for its readers is counted in `backlog_bytes`, together with that of others.
-    pub fn counted_in(backlog_bytes: Arc<AtomicI64>, high: Seqno, cas: Cas, record: VbRecord) -> Changelog {
         let inner = Inner {
             first: Seqno(high.0 + 1),
             entries: VecDeque::new(),
@@ -83,31 +81,39 @@ impl Changelog {
             record: Arc::new(record),
             record_version: 0,
         };
-        Changelog { inner: Mutex::ranked(Rank::Changelog, inner), backlog_bytes, marks: Watermarks::starting_at(high) }
+        let (marks, alone_bytes) = (Watermarks::starting_at(high), Arc::default());
+        Changelog { inner: Mutex::ranked(Rank::Changelog, inner), marks, alone_bytes }
+    }
+
+    /// Adds to `alone_bytes` what the log holds beyond what is in [`types::HeldBy::Table`]. Whoever puts an item there, or
+    /// takes it out, while the log holds it, does the same. To be said before the first append.
+    pub fn counted(self, alone_bytes: Arc<AtomicI64>) -> Changelog {
+        Changelog { alone_bytes, ..self }
     }
 
     /// Takes the next seqno and a fresh CAS for the item `make` builds, and appends it. `make` runs under the log's lock:
     /// it should only put the stamp where it belongs.
-    pub fn append(&self, clock: &dyn Clock, make: impl FnOnce(Stamp) -> Item) -> Arc<Item> {
+    pub fn append(&self, clock: &dyn Clock, make: impl FnOnce(Stamp) -> Item) -> Item {
         let mut inner = self.inner.lock();
         let cas = inner.tick(clock);
         self.place(&mut inner, cas, make)
     }
 
     /// As [`Changelog::append`], with a CAS decided elsewhere: a commit has its prepare's, a copied change its origin's.
-    pub fn append_with_cas(&self, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Arc<Item> {
+    pub fn append_with_cas(&self, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Item {
         let mut inner = self.inner.lock();
         inner.cas = inner.cas.max(cas);
         self.place(&mut inner, cas, make)
     }
 
-    fn place(&self, inner: &mut Inner, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Arc<Item> {
+    fn place(&self, inner: &mut Inner, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Item {
         let seqno = inner.high().next();
-        let item = Arc::new(make(Stamp { seqno, cas }));
-        assert_eq!(item.meta.seqno, seqno, "an item keeps the seqno it was given");
+        let item = make(Stamp { seqno, cas });
+        assert_eq!(item.seqno(), seqno, "an item keeps the seqno it was given");
         inner.entries_bytes += item.memory();
-        self.backlog_bytes.fetch_add(item.memory() as i64, Relaxed);
-        inner.entries.push_back(Arc::clone(&item));
+        item.enter(HeldBy::Log);
+        self.alone_bytes.fetch_add(item.memory() as i64 + ENTRY_BYTES, Relaxed);
+        inner.entries.push_back(item.clone());
         self.marks.publish_high(seqno);
         item
     }
@@ -164,7 +170,7 @@ impl Changelog {
             })
             .cloned()
             .collect();
-        let last = items.last().map_or(Seqno(next.0 - 1), |item| item.meta.seqno);
+        let last = items.last().map_or(Seqno(next.0 - 1), |item| item.seqno());
         Slice { items, last, record: Arc::clone(&inner.record), record_version: inner.record_version }
     }
 
@@ -175,23 +181,24 @@ impl Changelog {
         assert!(upto <= high, "a cursor released {upto}, the log ends at {high}");
         let place = inner.cursors.iter_mut().find(|p| p.id == cursor.id).expect("a cursor belongs to its log");
         place.next = place.next.max(upto.next());
-        self.trim(inner);
+        let dropped = inner.trim();
+        drop(inner);
+        // Freed outside the lock: it may be the last reference to many values.
+        self.uncount(dropped);
     }
 
     /// Forgets a reader.
     pub fn unregister(&self, cursor: Cursor) {
         let mut inner = self.inner.lock();
         inner.cursors.retain(|p| p.id != cursor.id);
-        self.trim(inner);
+        let dropped = inner.trim();
+        drop(inner);
+        self.uncount(dropped);
     }
 
-    fn trim(&self, mut inner: MutexGuard<'_, Inner>) {
-        let before = inner.entries_bytes;
-        let dropped = inner.trim();
-        self.backlog_bytes.fetch_sub((before - inner.entries_bytes) as i64, Relaxed);
-        drop(inner);
-        // Freed outside the lock: it may be the last reference to many values.
-        drop(dropped);
+    fn uncount(&self, dropped: Vec<Item>) {
+        let alone = |item: Item| ENTRY_BYTES + if item.leave(HeldBy::Log) { 0 } else { item.memory() as i64 };
+        self.alone_bytes.fetch_sub(dropped.into_iter().map(alone).sum(), Relaxed);
     }
 
     /// Entries held for readers: count and bytes.
@@ -222,7 +229,7 @@ impl Inner {
     }
 
     /// Takes out what every reader has passed. Without readers nobody will ask.
-    fn trim(&mut self) -> Vec<Arc<Item>> {
+    fn trim(&mut self) -> Vec<Item> {
         let keep_from = self.cursors.iter().map(|p| p.next).min().unwrap_or(self.high().next());
         let count = (keep_from.0 - self.first.0) as usize;
         let dropped: Vec<_> = self.entries.drain(..count).collect();
@@ -258,7 +265,7 @@ mod tests {
         Changelog::new(Seqno(10), Cas(5), VbRecord { state: VbState::Active, failover, topology: vec![] })
     }
 
-    fn append(log: &Changelog, clock: &Wall, key: &str) -> Arc<Item> {
+    fn append(log: &Changelog, clock: &Wall, key: &str) -> Item {
         let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
         log.append(clock, |stamp| {
             let meta = Meta {
@@ -270,20 +277,20 @@ mod tests {
                 datatype: Datatype::RAW,
                 deleted: None,
             };
-            Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(Box::from(&b"v"[..])))
+            Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(b"v"))
         })
     }
 
     fn seqnos(slice: &Slice) -> Vec<u64> {
-        slice.items.iter().map(|i| i.meta.seqno.0).collect()
+        slice.items.iter().map(|i| i.seqno().0).collect()
     }
 
     #[test]
     fn cas_grows_even_when_the_wall_clock_goes_back() {
         let (log, clock) = (log(), Wall(AtomicU64::new(1 << 40)));
-        let first = append(&log, &clock, "a").meta.cas;
+        let first = append(&log, &clock, "a").meta().cas;
         clock.0.store(1 << 20, Ordering::Relaxed);
-        let second = append(&log, &clock, "a").meta.cas;
+        let second = append(&log, &clock, "a").meta().cas;
         assert_eq!(first, Cas(1 << 40));
         assert_eq!(second, Cas((1 << 40) + 1));
         assert_eq!(log.fresh_cas(&clock), Cas((1 << 40) + 2));
@@ -304,26 +311,6 @@ mod tests {
         log.release(&cursor, Seqno(13));
         let empty = log.read(&cursor, usize::MAX);
         assert_eq!((empty.last, log.backlog()), (Seqno(13), (0, 0)));
-    }
-
-    #[test]
-    fn a_bucket_s_backlog_is_the_sum_of_its_logs_at_any_moment() {
-        let (total, clock) = (Arc::new(AtomicI64::new(0)), Wall(AtomicU64::new(0)));
-        let logs =
-            [1, 2].map(|_| Changelog::counted_in(Arc::clone(&total), Seqno(10), Cas(5), (*log().record()).clone()));
-        let cursors = logs.each_ref().map(|log| log.cursor("flusher", Seqno(10)).unwrap());
-        let sum = || logs.iter().map(|log| log.backlog().1 as i64).sum::<i64>();
-        for n in 0..10 {
-            append(&logs[n % 2], &clock, "key");
-            assert_eq!((total.load(Ordering::Relaxed), sum()), (sum(), sum()));
-        }
-        for (log, cursor) in logs.iter().zip(cursors) {
-            log.release(&cursor, Seqno(13));
-            assert!(sum() > 0);
-            assert_eq!(total.load(Ordering::Relaxed), sum());
-            log.unregister(cursor);
-        }
-        assert_eq!(total.load(Ordering::Relaxed), 0);
     }
 
     #[test]

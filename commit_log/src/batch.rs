@@ -1,7 +1,5 @@
 //! What waits for the next sync.
 
-use std::sync::Arc;
-
 use crc32c::crc32c;
 use types::{BucketUuid, Item, Seqno, VbId};
 
@@ -72,14 +70,14 @@ impl Batch {
         }
     }
 
-    fn put(&mut self, submission: &Submission<'_>, items: &[Arc<Item>], head: &[u8], body_bytes: usize) {
+    fn put(&mut self, submission: &Submission<'_>, items: &[Item], head: &[u8], body_bytes: usize) {
         self.bytes.reserve(RECORD_HEADER_BYTES + body_bytes + ALIGN);
         self.bytes.extend([0; RECORD_HEADER_BYTES]);
         let body_at = self.bytes.len();
         self.bytes.extend_from_slice(head);
         items.iter().for_each(|item| codec::put_item(&mut self.bytes, item));
         assert_eq!(self.bytes.len() - body_at, body_bytes, "an item takes as many bytes as it said");
-        let last = items.last().map_or(submission.last, |item| item.meta.seqno);
+        let last = items.last().map_or(submission.last, |item| item.seqno());
         let header = RecordHeader {
             prev: 0,
             batch_at: 0,
@@ -90,7 +88,7 @@ impl Batch {
             kind: RecordKind::Changes,
             flags: if head.is_empty() { 0 } else { FLAG_VB_RECORD },
             bucket: submission.bucket,
-            first: items.first().map_or(last.next(), |item| item.meta.seqno),
+            first: items.first().map_or(last.next(), |item| item.seqno()),
             last,
         };
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
@@ -118,7 +116,7 @@ impl Batch {
 }
 
 /// How many of the first items take at most `aim` bytes together (but one if there is one), and how many those are.
-fn fitting(items: &[Arc<Item>], aim: usize) -> (usize, usize) {
+fn fitting(items: &[Item], aim: usize) -> (usize, usize) {
     let mut total = 0;
     for (n, item) in items.iter().enumerate() {
         let bytes = codec::item_bytes(item);

@@ -23,7 +23,7 @@ pub fn item_bytes(item: &Item) -> usize {
 }
 
 fn prepared(item: &Item) -> Option<Seqno> {
-    match item.kind {
+    match item.kind() {
         Kind::Committed { prepared } => prepared,
         Kind::Prepare { .. } => None,
         Kind::Abort { prepared } => Some(prepared),
@@ -32,8 +32,8 @@ fn prepared(item: &Item) -> Option<Seqno> {
 
 pub fn put_item(out: &mut Vec<u8>, item: &Item) {
     assert!(item.resident(), "a change brings its value");
-    let (id, value, meta) = (item.id(), item.value(), &item.meta);
-    let (kind, level) = match item.kind {
+    let (id, value, meta) = (item.id(), item.value(), item.meta());
+    let (kind, level) = match item.kind() {
         Kind::Committed { prepared: None } => (KIND_COMMITTED, 0),
         Kind::Committed { prepared: Some(_) } => (KIND_COMMITTED | HAS_PREPARED, 0),
         Kind::Prepare { level } => (KIND_PREPARE, level as u8),
@@ -97,7 +97,7 @@ pub fn take_item(bytes: &mut &[u8]) -> Result<Item, String> {
     if bits & HAS_VALUE == 0 && value_len > 0 {
         return Err(format!("seqno {seqno}: {value_len} bytes of no value"));
     }
-    Ok(Item::new(key, meta, kind, (bits & HAS_VALUE != 0).then(|| value.into())))
+    Ok(Item::new(key, meta, kind, (bits & HAS_VALUE != 0).then_some(value)))
 }
 
 /// Bytes of the vBucket record with its length in front.

@@ -27,7 +27,7 @@ pub struct Submission<'a> {
     pub bucket: BucketUuid,
     pub vb: VbId,
     /// In seqno order, values included.
-    pub items: &'a [Arc<Item>],
+    pub items: &'a [Item],
     /// The seqno of the last item; without items, the vBucket's high seqno.
     pub last: Seqno,
     /// The vBucket's record and its version, if it changed.

@@ -63,7 +63,7 @@ impl Told {
     }
 }
 
-fn item(seqno: u64, value_bytes: usize) -> Arc<Item> {
+fn item(seqno: u64, value_bytes: usize) -> Item {
     let meta = Meta {
         seqno: Seqno(seqno),
         cas: Cas(seqno),

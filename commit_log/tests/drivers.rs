@@ -125,7 +125,7 @@ fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, round
     let mut check = |record: commit_log::Replayed| {
         let mut ends = ends.lock().unwrap();
         let before = ends.insert(record.vb.0, record.last.0);
-        assert!(before.is_none_or(|before| record.items[0].meta.seqno.0 == before + 1));
+        assert!(before.is_none_or(|before| record.items[0].seqno().0 == before + 1));
     };
     drop(Log::open(env, dir, options, &mut check).unwrap());
     let ends = ends.into_inner().unwrap();

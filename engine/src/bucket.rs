@@ -2,38 +2,37 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use changelog::{FailoverEntry, FailoverTable, VbRecord};
 use document::subdoc::DocFlags;
 use env::Env;
-use persist::{BucketSpec, BucketStore, Nudge, Urgency};
+use persist::{BucketSpec, BucketStore, Eviction, Nudge, Urgency};
 use scheduler::{PoolKind, Pools, TaskHandle};
 use types::rank::{Mutex, Rank};
 use types::{Cas, DocKey, Item, KeyBuf, Level, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
 use crate::counters::Counters;
 use crate::engine::Options;
-use crate::hash_table::HashSeed;
+use crate::hash_table::{Footprint, HashSeed};
 use crate::op::{Op, OpError, OpResult, Outcome, Reply, Request, Waiter};
 use crate::ops::{Attempt, Fetched, Run, Step, Stop};
 use crate::owned::OwnedRequest;
-use crate::pager::{Deadlines, Pager};
-use crate::vbucket::{Beginning, GivenUp, Sums, VBucket};
+use crate::pager::{Deadlines, Pager, Pressure};
+use crate::vbucket::{Beginning, GivenUp, VBucket};
+use crate::warm_up::WarmUp;
 
 /// How often a request may go back to the file before it is told to come again.
 const FETCHES_MAX: usize = 4;
-/// The pager works between these shares of the quota.
-const PAGE_FROM_PERCENT: u8 = 85;
-const PAGE_DOWN_TO_PERCENT: u8 = 75;
 const SEQNO_PERSISTENCE_MAX: Duration = Duration::from_secs(30);
 
 /// One bucket.
 ///
 /// 1. A vBucket changes only because a client, a peer or the clock asked, and only through its changelog.
-/// 2. `sums` are over the vBuckets, at any moment.
+/// 2. `bytes` and `backlog_bytes` are the sums over the vBuckets.
 pub struct Bucket {
     me: Weak<Bucket>,
     pub(crate) env: Env,
@@ -41,20 +40,30 @@ pub struct Bucket {
     pub(crate) store: Arc<BucketStore>,
     pub(crate) pools: Arc<Pools>,
     pub(crate) vbuckets: Box<[VBucket]>,
-    pub(crate) sums: Sums,
+    pub(crate) bytes: Arc<Footprint>,
+    /// What the changelogs hold that is not in a table too.
+    pub(crate) backlog_bytes: Arc<AtomicI64>,
+    /// Requests that wait for the file, with what they brought along.
+    pub(crate) fetching: Fetching,
     pub counters: Counters,
     stopped: AtomicBool,
-    /// The pager was asked for memory and has none to give until more is filed.
-    pub(crate) paging: AtomicBool,
+    pub(crate) pressure: Pressure,
     /// vBuckets in which somebody waits against a deadline.
     pub(crate) armed: Mutex<BTreeSet<VbId>>,
     tasks: OnceLock<Tasks>,
-    pub(crate) warm_up: OnceLock<crate::warm_up::Recovered>,
+    pub(crate) warm_up: WarmUp,
 }
 
 struct Tasks {
     pager: TaskHandle,
     deadlines: TaskHandle,
+}
+
+/// See [`Bucket::fetching`].
+#[derive(Default)]
+pub(crate) struct Fetching {
+    pub requests: AtomicI64,
+    pub bytes: AtomicI64,
 }
 
 struct MarksMoved(Weak<Bucket>);
@@ -78,8 +87,9 @@ impl Bucket {
         was_clean: bool,
     ) -> Arc<Bucket> {
         let seed = HashSeed([env.rng.u64(), env.rng.u64()]);
-        let sums = Sums::default();
+        let (bytes, backlog_bytes) = (Arc::new(Footprint::default()), Arc::new(AtomicI64::new(0)));
         let spec = store.spec();
+        let full_eviction = spec.eviction == Eviction::Full;
         let mut begins: Vec<Option<Beginning>> = (0..spec.vbuckets).map(|_| None).collect();
         for file in store.recovered() {
             let mut record = file.record;
@@ -97,6 +107,7 @@ impl Bucket {
                 max_deleted_rev: file.max_deleted_rev,
                 purge: file.purge,
                 tombstones_on_disk: file.tombstones > 0,
+                live: Some(file.alive.saturating_sub(file.on_disk_prepares)),
             });
         }
         let vbuckets = (0u16..).zip(begins).map(|(id, begin)| {
@@ -107,8 +118,9 @@ impl Bucket {
                 max_deleted_rev: RevSeqno(0),
                 purge: Seqno(0),
                 tombstones_on_disk: false,
+                live: None,
             });
-            VBucket::new(VbId(id), seed, &sums, begin)
+            VBucket::new(VbId(id), seed, full_eviction, (Arc::clone(&bytes), Arc::clone(&backlog_bytes)), begin)
         });
         let vbuckets: Box<[VBucket]> = vbuckets.collect();
         Arc::new_cyclic(|me| Bucket {
@@ -117,13 +129,15 @@ impl Bucket {
             options,
             pools: Arc::clone(pools),
             vbuckets,
-            sums,
+            bytes,
+            backlog_bytes,
+            fetching: Fetching::default(),
             counters: Counters::default(),
             stopped: AtomicBool::new(false),
-            paging: AtomicBool::new(false),
+            pressure: Pressure::default(),
             armed: Mutex::ranked(Rank::Durability, BTreeSet::new()),
             tasks: OnceLock::new(),
-            warm_up: OnceLock::new(),
+            warm_up: WarmUp::default(),
             store,
         })
     }
@@ -161,6 +175,7 @@ impl Bucket {
             tasks.pager.cancel();
             tasks.deadlines.cancel();
         }
+        self.warm_up.cancel();
         for vb in &self.vbuckets {
             vb.take_waiting().tell(why);
         }
@@ -204,11 +219,18 @@ impl Bucket {
         let Some(me) = self.me.upgrade() else { return };
         self.counters.fetches.add(1);
         let (vb, key) = request.lend(|r| (r.vb, KeyBuf::copy_of(r.key)));
-        let as_of = self.vbuckets[usize::from(vb.0)].as_of();
-        let done = Box::new(move |found: Result<Option<Item>, persist::StoreError>| match found {
-            Ok(item) => me.retry(request, Fetched::Found { item: item.map(Arc::new), as_of }, waiter, round),
-            Err(_) if me.stopped.load(Relaxed) => waiter.finish(Err(OpError::Cancelled)),
-            Err(error) => waiter.finish(Err(OpError::Unreadable(error.to_string()))),
+        let filed = self.vbuckets[usize::from(vb.0)].log.marks.filed();
+        let bytes = request.memory() as i64;
+        self.fetching.requests.fetch_add(1, Relaxed);
+        self.fetching.bytes.fetch_add(bytes, Relaxed);
+        let done = Box::new(move |found: Result<Option<Item>, persist::StoreError>| {
+            me.fetching.requests.fetch_sub(1, Relaxed);
+            me.fetching.bytes.fetch_sub(bytes, Relaxed);
+            match found {
+                Ok(item) => me.retry(request, Fetched::Found { item, filed }, waiter, round),
+                Err(_) if me.stopped.load(Relaxed) => waiter.finish(Err(OpError::Cancelled)),
+                Err(error) => waiter.finish(Err(OpError::Unreadable(error.to_string()))),
+            }
         });
         self.store.fetch(vb, key.as_key(), done);
     }
@@ -251,25 +273,35 @@ impl Bucket {
             now: self.env.clock.monotonic(),
             now_s: self.env.clock.unix_s(),
             durability_timeout: self.options.durability_timeout,
-            appended: false,
+            short: matches!(fetched, Fetched::Found { .. }) && self.is_short(),
+            brought_back: false,
+            appended_bytes: 0,
             prepared: None,
             expired: 0,
             frozen: self.stopped.load(Relaxed),
         };
         let result = run.attempt();
         self.keep_fetched(&mut run);
-        let (appended, prepared, expired) = (run.appended, run.prepared, run.expired);
+        let (appended_bytes, prepared, expired) = (run.appended_bytes, run.prepared, run.expired);
+        let brought_back = run.brought_back;
         drop(run);
         drop(state);
         self.counters.expired.add(expired);
-        if appended {
+        if appended_bytes > 0 {
             let waits_for_disk = prepared.is_some_and(|level| level > Level::Majority);
             self.store.changed(vb.id, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
         }
         if prepared.is_some() {
             self.settle(vb);
         }
-        if appended && self.is_short() {
+        if (appended_bytes > 0 || brought_back) && self.is_short() {
+            if brought_back {
+                // This at least can leave again.
+                self.pressure.is_exhausted.store(false, SeqCst);
+                if self.memory_used() > self.refuse_mark() {
+                    self.make_room(self.refuse_mark());
+                }
+            }
             self.give_memory_back();
         }
         result
@@ -279,9 +311,10 @@ impl Bucket {
     fn keep_fetched(&self, run: &mut Run<'_>) {
         let Fetched::Found { item: Some(found), .. } = run.fetched else { return };
         let Some(held) = run.slot.committed() else { return };
-        if !held.resident() && held.meta.seqno == found.meta.seqno && !self.is_short() {
-            let found = Arc::clone(found);
+        if !held.resident() && held.seqno() == found.seqno() && !run.short {
+            let found = found.clone();
             run.slot.put_committed(found, false);
+            run.brought_back = true;
         }
     }
 
@@ -322,16 +355,20 @@ impl Bucket {
         if self.store.log_full() {
             return Err(OpError::Temporary("the commit log is full until more of it is filed".into()));
         }
-        let (used, quota) = (self.memory_used() + grows_by as u64, self.quota_bytes());
+        let (quota, refuse_mark) = (self.quota_bytes(), self.refuse_mark());
+        let mut used = self.memory_used() + grows_by as u64;
+        if used > refuse_mark && self.make_room(refuse_mark.saturating_sub(grows_by as u64)) {
+            used = self.memory_used() + grows_by as u64;
+        }
         if used > quota {
             self.refuse_for_memory();
             return Err(OpError::NoMemory);
         }
-        let refused_from = self.options.memory_refuse_percent;
-        if used > percent(quota, refused_from) {
+        if used > refuse_mark {
             self.refuse_for_memory();
             return Err(OpError::Temporary(format!(
-                "{used} bytes used, over {refused_from} % of the quota of {quota}"
+                "{used} bytes used, over {} % of the quota of {quota}",
+                self.options.memory_refuse_percent
             )));
         }
         Ok(())
@@ -359,9 +396,10 @@ impl Bucket {
         self.give_memory_back();
     }
 
-    /// Wakes the pager. It is not woken again for nothing: only once it has made room, or more has been filed.
+    /// Wakes the pager. It is not woken again for nothing: only once it has made room, or more can leave.
     fn give_memory_back(&self) {
-        if !self.paging.swap(true, Relaxed)
+        if !self.pressure.is_exhausted.load(SeqCst)
+            && !self.pressure.is_paging.swap(true, SeqCst)
             && let Some(tasks) = self.tasks.get()
         {
             tasks.pager.wake();
@@ -370,20 +408,25 @@ impl Bucket {
 
     /// Bytes that count against the quota.
     pub fn memory_used(&self) -> u64 {
-        (self.sums.table_bytes.load(Relaxed) + self.sums.backlog_bytes.load(Relaxed)).max(0) as u64
+        (self.bytes.total() + self.backlog_bytes.load(Relaxed) + self.fetching.bytes.load(Relaxed)).max(0) as u64
     }
 
     pub fn quota_bytes(&self) -> u64 {
         self.store.spec().quota_bytes
     }
 
-    /// From here on the pager drops values that are in the file, down to [`Bucket::low_mark`].
+    /// From here on the pager lets go of what is in the file, down to [`Bucket::low_mark`].
     pub(crate) fn high_mark(&self) -> u64 {
-        percent(self.quota_bytes(), PAGE_FROM_PERCENT)
+        percent(self.quota_bytes(), self.options.memory_high_percent)
     }
 
     pub(crate) fn low_mark(&self) -> u64 {
-        percent(self.quota_bytes(), PAGE_DOWN_TO_PERCENT)
+        percent(self.quota_bytes(), self.options.memory_low_percent)
+    }
+
+    /// From here on writes are put off.
+    fn refuse_mark(&self) -> u64 {
+        percent(self.quota_bytes(), self.options.memory_refuse_percent)
     }
 
     /// Whether memory is so short that nothing should be kept that is in the file.
@@ -393,7 +436,7 @@ impl Bucket {
 
     pub(crate) fn settle(&self, vb: &VBucket) {
         let settled = vb.settle(self.env.clock.monotonic());
-        if settled.committed + settled.aborted > 0 {
+        if settled.appended_bytes > 0 {
             self.counters.commits.add(settled.committed);
             self.counters.aborts.add(settled.aborted);
             self.store.changed(vb.id, Urgency::Normal);
@@ -408,12 +451,9 @@ impl Bucket {
 
     fn marks_moved(&self, vb: VbId) {
         let vb = &self.vbuckets[usize::from(vb.0)];
-        if self.paging.load(Relaxed) {
-            // More is in the file now, so more can leave memory.
-            self.paging.store(false, Relaxed);
-            if self.is_short() {
-                self.give_memory_back();
-            }
+        // More is in the file now, so more can leave memory.
+        if self.pressure.is_exhausted.swap(false, SeqCst) && self.is_short() {
+            self.give_memory_back();
         }
         self.settle(vb);
     }
@@ -500,7 +540,7 @@ impl Bucket {
             if vb.state() != VbState::Active {
                 continue;
             }
-            for id in self.live_ids(vb, |_| true) {
+            for id in self.all_live_ids(vb)? {
                 let key = DocKey::parse(&id).expect("taken from an item");
                 match self.delete_now(vb, key) {
                     // A sync write under way counts as one that comes after.
@@ -526,9 +566,9 @@ impl Bucket {
         match self.attempt(&request, &Fetched::NotAsked, &waiter) {
             Ok(_) => Ok(()),
             Err(Stop::Error(error)) => Err(error),
-            // System xattrs that would have to be read first.
+            // The document, or system xattrs that would have to be read first.
             Err(Stop::NeedsFile) => {
-                let fetched = self.fetch_now(vb, key).map_err(|e| OpError::Unreadable(e.to_string()))?;
+                let fetched = self.fetch_now(vb, key)?;
                 match self.attempt(&request, &fetched, &waiter) {
                     Ok(_) => Ok(()),
                     Err(Stop::Error(error)) => Err(error),
@@ -554,22 +594,64 @@ impl Bucket {
         }
     }
 
-    fn fetch_now(&self, vb: &VBucket, key: DocKey<'_>) -> Result<Fetched, persist::StoreError> {
-        let as_of = vb.as_of();
-        let item = self.store.fetch_now(vb.id, key)?.map(Arc::new);
-        Ok(Fetched::Found { item, as_of })
-    }
-
     /// The ids of the live documents that `which` picks.
     pub(crate) fn live_ids(&self, vb: &VBucket, which: impl Fn(&Item) -> bool) -> Vec<Box<[u8]>> {
         let mut ids = Vec::new();
-        vb.table.visit(|entry| {
-            if let Some(item) = entry.committed.as_ref().filter(|item| !item.is_deleted() && which(item)) {
+        vb.table.visit(|item| {
+            if !item.is_deleted() && which(item) {
                 ids.push(item.id().into());
             }
             true
         });
         ids
+    }
+
+    /// The ids of the live documents, those only in the file included; some may just have been deleted.
+    fn all_live_ids(&self, vb: &VBucket) -> Result<Vec<Box<[u8]>>, OpError> {
+        if vb.is_loaded() && !vb.full_eviction {
+            return Ok(self.live_ids(vb, |_| true));
+        }
+        let mut ids = Vec::new();
+        let mut each = |item: Item| {
+            if item.is_committed() {
+                ids.push(item.id().into());
+            }
+        };
+        let read = self.store.warm_up(vb.id, persist::WarmUp::default(), &mut |_, _| false, &mut each);
+        read.map_err(|e| OpError::Unreadable(e.to_string()))?;
+        // What is in no file yet is in memory, and stays there until it is.
+        ids.extend(self.live_ids(vb, |_| true));
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    fn fetch_now(&self, vb: &VBucket, key: DocKey<'_>) -> Result<Fetched, OpError> {
+        let filed = vb.log.marks.filed();
+        let item = self.store.fetch_now(vb.id, key).map_err(|e| OpError::Unreadable(e.to_string()))?;
+        Ok(Fetched::Found { item, filed })
+    }
+
+    /// The newest committed version of a key, read from the file on this thread if need be.
+    pub(crate) fn peek(&self, vb: &VBucket, key: DocKey<'_>) -> Result<Option<Item>, OpError> {
+        let mut fetched = Fetched::NotAsked;
+        for _ in 0..FETCHES_MAX {
+            {
+                let slot = vb.table.lock(key);
+                if let Some(item) = slot.committed() {
+                    return Ok(Some(item.clone()));
+                }
+                if vb.is_absent(&slot, false) {
+                    return Ok(None);
+                }
+                match fetched {
+                    Fetched::Found { item, filed } if vb.table.left_upto() <= filed => return Ok(item),
+                    _ => {}
+                }
+            }
+            fetched = self.fetch_now(vb, key)?;
+        }
+        Err(OpError::Temporary("the document kept changing while it was read from disk".to_owned()))
     }
 }
 

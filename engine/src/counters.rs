@@ -15,7 +15,7 @@ metrics::metrics! {
     pub static REQUESTS_FETCHED: Counter = "requests_fetched";
     /// Writes refused because the bucket's quota was nearly used up.
     pub static WRITES_REFUSED_MEMORY: Counter = "writes_refused_memory";
-    /// Values dropped from memory because the file has them.
+    /// Values, or whole documents, dropped from memory because the file has them.
     pub static VALUES_EVICTED: Counter = "values_evicted";
     /// Tombstones dropped from memory because the file has them.
     pub static TOMBSTONES_DROPPED: Counter = "tombstones_dropped";

@@ -19,12 +19,14 @@ pub struct Options {
     pub node: String,
     /// Between two rounds of the pager.
     pub pager_interval: Duration,
-    /// From this much of the quota on, writes are put off.
+    /// From this much of the quota on, what the file has leaves memory,
+    pub memory_high_percent: u8,
+    /// until no more than this is in use.
+    pub memory_low_percent: u8,
+    /// From this much of the quota on, writes are put off if nothing can leave.
     pub memory_refuse_percent: u8,
     /// For sync writes that name none.
     pub durability_timeout: Duration,
-    /// Load vBuckets on the reader pool. Off: on the calling thread, as a stepped test must.
-    pub parallel_warm_up: bool,
 }
 
 impl Default for Options {
@@ -32,16 +34,17 @@ impl Default for Options {
         Options {
             node: "settee@127.0.0.1".to_owned(),
             pager_interval: Duration::from_secs(600),
+            memory_high_percent: 85,
+            memory_low_percent: 75,
             memory_refuse_percent: 95,
             durability_timeout: Duration::from_secs(30),
-            parallel_warm_up: true,
         }
     }
 }
 
 /// The buckets of a node.
 ///
-/// 1. A bucket in the registry is warm: it serves all it ever acknowledged.
+/// 1. A bucket in the registry serves all it ever acknowledged, from the file what is not in memory yet.
 pub struct Engine {
     env: Env,
     pools: Arc<Pools>,
@@ -62,13 +65,15 @@ impl Engine {
         }
     }
 
-    /// Loads what the store recovered. From here on a vBucket changes only because a client, a peer or the clock asked.
+    /// Begins to serve what the store recovered: sync writes that were under way are committed, documents are loaded behind
+    /// the scenes. From here on a vBucket changes only because a client, a peer or the clock asked.
     pub fn warm_up(&self) -> Result<Vec<Recovered>, StoreError> {
         let mut summary = Vec::new();
         for store in self.store.buckets() {
             let bucket = Bucket::new(&self.env, &self.pools, self.options.clone(), store, self.store.was_clean());
-            summary.push(bucket.warm_up(&self.pools)?);
+            summary.push(bucket.recover()?);
             bucket.start();
+            bucket.warm_up();
             self.buckets.write().insert(bucket.name().to_owned(), bucket);
         }
         Ok(summary)

@@ -1,24 +1,22 @@
 //! The documents of one vBucket in memory, by key.
 //!
-//! Cut into stripes so that writers of different keys rarely meet. An entry is three pointers; key and metadata live in
-//! the item it points to, shared with the changelog and with replies under way. Nothing is allocated before the first
-//! document arrives: most vBuckets of a small bucket stay empty.
+//! Cut into stripes so that writers of different keys rarely meet. A slot is one pointer; key and metadata live in the
+//! item it points to, shared with the changelog and with replies under way. What few keys have, a sync write or a lock,
+//! is kept beside. Nothing is allocated before the first document arrives: most vBuckets of a small bucket stay empty.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hashbrown::HashTable as Table;
 use types::rank::{Mutex, MutexGuard, Rank};
-use types::{Cas, DocKey, Item, Seqno};
+use types::{Cas, DocKey, HEATS, HeldBy, Item, Seqno, allocated};
+
+use crate::key_filter::KeyFilter;
 
 /// Stripes of a vBucket's table. With 1024 vBuckets even a few make collisions of writers rare.
-const STRIPES: usize = 4;
-
-/// Bytes a slot of the table takes, beside the item: the entry, its control byte, and the slack of a table that grows
-/// by doubling.
-const SLOT_BYTES: i64 = (size_of::<Entry>() as i64 + 1) * 3 / 2;
+pub const STRIPES: usize = 4;
 
 /// A pessimistic lock: in memory only, gone with the process.
 #[derive(Debug)]
@@ -29,21 +27,35 @@ pub struct Lock {
     pub until: Duration,
 }
 
-/// What is known of one key.
+/// No lock holds longer.
+pub const LOCK_MAX: Duration = Duration::from_secs(30);
+
+/// What is in memory of a part of the keys.
 ///
-/// 1. At least one of `committed` and `prepare` is there.
-/// 2. `committed` is the newest committed change (a tombstone counts), `prepare` the one sync write under way.
-/// 3. A lock is on a live document only.
+/// 1. `items` has the newest committed change (a tombstone counts) of its keys; a key may be missing from it if the file
+///    has it.
+/// 2. A key has at most one prepare. While it has one, or a lock, its item stays.
+/// 3. `filter` knows every key that was ever in `items` or `prepares`.
 #[derive(Default)]
-pub struct Entry {
-    pub committed: Option<Arc<Item>>,
-    pub prepare: Option<Arc<Item>>,
-    pub lock: Option<Box<Lock>>,
+struct Stripe {
+    items: Table<Item>,
+    rare: Option<Box<Rare>>,
+    filter: KeyFilter,
+    /// Bytes last reported: of the table and what is beside it, and of the filter.
+    charged: (i64, i64),
 }
 
-impl Entry {
-    fn id(&self) -> &[u8] {
-        self.committed.as_ref().or(self.prepare.as_ref()).expect("an entry holds an item").id()
+/// See [`Stripe`].
+#[derive(Default)]
+struct Rare {
+    prepares: Table<Item>,
+    locks: Table<(Box<[u8]>, Lock)>,
+}
+
+impl Rare {
+    fn has(&self, hash: u64, id: &[u8]) -> bool {
+        self.prepares.find(hash, |item| item.id() == id).is_some()
+            || self.locks.find(hash, |held| *held.0 == *id).is_some()
     }
 }
 
@@ -57,9 +69,50 @@ pub struct Counts {
     /// Live documents with an expiry.
     pub expiring: AtomicI64,
     pub prepares: AtomicI64,
-    /// Bytes of items and slots.
-    pub bytes: AtomicI64,
+    pub bytes: Footprint,
 }
+
+impl Counts {
+    /// Live documents with their value.
+    pub fn resident(&self) -> u64 {
+        (self.live.load(Relaxed) - self.non_resident.load(Relaxed)).max(0) as u64
+    }
+}
+
+/// Bytes of memory, by what they are for.
+#[derive(Debug, Default)]
+pub struct Footprint {
+    pub items: AtomicI64,
+    pub tables: AtomicI64,
+    pub filters: AtomicI64,
+}
+
+impl Footprint {
+    pub fn total(&self) -> i64 {
+        self.items.load(Relaxed) + self.tables.load(Relaxed) + self.filters.load(Relaxed)
+    }
+}
+
+/// What may leave memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Leaving {
+    /// The file has everything up to here.
+    pub filed: Seqno,
+    /// Only what is in use no more than this.
+    pub heat_max: u8,
+    /// Key and metadata too.
+    pub whole: bool,
+}
+
+/// What left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Left {
+    pub items: u64,
+    pub bytes: u64,
+}
+
+/// Bytes in use that could leave, by heat.
+pub type HeatMap = [u64; HEATS];
 
 /// Secret start of the hash, drawn once a process, so that nobody can send keys that collide.
 #[derive(Clone, Copy)]
@@ -86,100 +139,168 @@ impl HashSeed {
     }
 }
 
+fn stripe_of(hash: u64) -> usize {
+    // The low bits choose the slot inside the stripe.
+    (hash >> 32) as usize % STRIPES
+}
+
 /// The table. Counts are kept in step by [`Locked`], through which every change goes.
 pub struct HashTable {
     seed: HashSeed,
-    stripes: OnceLock<Box<[Mutex<Table<Entry>>]>>,
+    stripes: OnceLock<Box<[Mutex<Stripe>]>>,
     pub counts: Counts,
-    /// Bytes of every table of the bucket together.
-    bucket_bytes: Arc<AtomicI64>,
+    /// The highest seqno of an item that left whole: what the file said before it had that one may be out of date.
+    left_upto: AtomicU64,
+    /// Keep a filter of all keys.
+    filtered: bool,
+    /// Of every table of the bucket together.
+    bucket_bytes: Arc<Footprint>,
+    /// Bytes that only the changelogs hold.
+    backlog_bytes: Arc<AtomicI64>,
 }
 
 impl HashTable {
-    pub fn new(seed: HashSeed, bucket_bytes: Arc<AtomicI64>) -> HashTable {
-        HashTable { seed, stripes: OnceLock::new(), counts: Counts::default(), bucket_bytes }
+    pub fn new(
+        seed: HashSeed,
+        filtered: bool,
+        bucket_bytes: Arc<Footprint>,
+        backlog_bytes: Arc<AtomicI64>,
+    ) -> HashTable {
+        let (stripes, counts, left_upto) = (OnceLock::new(), Counts::default(), AtomicU64::new(0));
+        HashTable { seed, stripes, counts, left_upto, filtered, bucket_bytes, backlog_bytes }
     }
 
-    fn stripes(&self) -> &[Mutex<Table<Entry>>] {
+    fn stripes(&self) -> &[Mutex<Stripe>] {
         self.stripes.get_or_init(|| {
-            (0..STRIPES).map(|_| Mutex::ranked(Rank::HashStripe, Table::new())).collect::<Vec<_>>().into()
+            self.add_bytes(|bytes| &bytes.tables, allocated(STRIPES * size_of::<Mutex<Stripe>>()) as i64);
+            (0..STRIPES).map(|_| Mutex::ranked(Rank::HashStripe, Stripe::default())).collect::<Vec<_>>().into()
         })
+    }
+
+    fn made(&self) -> impl Iterator<Item = &Mutex<Stripe>> {
+        self.stripes.get().into_iter().flatten()
     }
 
     /// Takes the stripe of `key`.
     pub fn lock<'a>(&'a self, key: DocKey<'a>) -> Locked<'a> {
         let hash = self.seed.hash(key.as_bytes());
-        // The low bits choose the slot inside the stripe.
-        let stripe = self.stripes()[(hash >> 32) as usize % STRIPES].lock();
+        let stripe = self.stripes()[stripe_of(hash)].lock();
         Locked { table: self, stripe, hash, key }
     }
 
-    /// Shows every entry of a stripe at a time, until `each` says no. Stripes that were never needed are not made.
-    pub fn visit(&self, mut each: impl FnMut(&Entry) -> bool) {
-        for stripe in self.stripes.get().into_iter().flatten() {
-            for entry in stripe.lock().iter() {
-                if !each(entry) {
-                    return;
-                }
+    #[cfg(test)]
+    pub fn stripe_of(&self, key: DocKey<'_>) -> usize {
+        stripe_of(self.seed.hash(key.as_bytes()))
+    }
+
+    /// Shows the committed items, a stripe at a time, until `each` says no. Stripes that were never needed are not made.
+    pub fn visit(&self, mut each: impl FnMut(&Item) -> bool) {
+        for stripe in self.made() {
+            if !stripe.lock().items.iter().all(&mut each) {
+                return;
             }
+        }
+    }
+
+    pub fn visit_prepares(&self, mut each: impl FnMut(&Item)) {
+        for stripe in self.made() {
+            stripe.lock().rare.iter().flat_map(|rare| &rare.prepares).for_each(&mut each);
+        }
+    }
+
+    /// The highest seqno of an item that left memory whole.
+    pub fn left_upto(&self) -> Seqno {
+        Seqno(self.left_upto.load(Relaxed))
+    }
+
+    /// Makes the filter ready for so many more keys.
+    pub fn reserve_filter(&self, keys: u64) {
+        for stripe in self.stripes() {
+            let mut stripe = stripe.lock();
+            stripe.filter.reserve(keys as usize / STRIPES * 9 / 8);
+            self.charge(&mut stripe);
         }
     }
 
     /// Forgets the tombstones up to `filed`: the file has them. Returns how many.
     pub fn drop_tombstones(&self, filed: Seqno) -> usize {
-        let mut dropped = 0;
-        for stripe in self.stripes.get().into_iter().flatten() {
-            let mut freed = Vec::new();
-            let mut stripe = stripe.lock();
-            stripe.retain(|entry| {
-                let tombstone = entry.committed.as_ref().filter(|item| item.is_deleted() && item.meta.seqno <= filed);
-                match tombstone {
-                    Some(item) if entry.prepare.is_none() => {
-                        freed.push(Arc::clone(item));
-                        false
-                    }
-                    _ => true,
-                }
-            });
-            if !freed.is_empty() {
-                stripe.shrink_to(0, |entry| self.seed.hash(entry.id()));
-            }
-            for item in &freed {
-                self.count(item, -1);
-            }
-            self.add_bytes(-SLOT_BYTES * freed.len() as i64);
-            dropped += freed.len();
-        }
-        dropped
+        let left = |stripe| self.remove(stripe, |item| item.is_deleted() && item.seqno() <= filed).items as usize;
+        self.made().map(left).sum()
     }
 
-    /// Replaces the values of live documents up to `filed` by the note that they are in the file, until `enough` says so.
-    /// Returns how many.
-    pub fn evict_values(&self, filed: Seqno, mut enough: impl FnMut() -> bool) -> usize {
-        let mut evicted = 0;
-        for stripe in self.stripes.get().into_iter().flatten() {
-            for entry in stripe.lock().iter_mut() {
-                if enough() {
-                    return evicted;
-                }
-                let Some(item) = &mut entry.committed else { continue };
-                if !item.is_deleted() && item.resident() && item.has_value() && item.meta.seqno <= filed {
-                    self.count(item, -1);
-                    *item = Arc::new(Item::without_value(item.key(), item.meta, item.kind));
-                    self.count(item, 1);
-                    evicted += 1;
-                }
+    /// Lets items go from one stripe until `enough`, the coldest only; the others cool.
+    pub fn evict(&self, stripe: usize, leaving: Leaving, mut enough: impl FnMut() -> bool) -> Left {
+        let Some(stripe) = self.made().nth(stripe) else { return Left::default() };
+        let goes = |item: &Item| {
+            if leaving.gain(item) == 0 || enough() {
+                return false;
             }
-        }
-        evicted
+            let cold = item.heat() <= leaving.heat_max;
+            if !cold {
+                item.cool();
+            }
+            cold
+        };
+        if leaving.whole { self.remove(stripe, goes) } else { self.strip(stripe, goes) }
     }
 
-    /// Bytes of the tables themselves beside what is counted per entry: for the statistics.
+    /// Adds what could leave one stripe to `map`.
+    pub fn survey(&self, stripe: usize, leaving: Leaving, map: &mut HeatMap) {
+        let Some(stripe) = self.made().nth(stripe) else { return };
+        for item in &stripe.lock().items {
+            map[usize::from(item.heat())] += leaving.gain(item);
+        }
+    }
+
+    fn remove(&self, stripe: &Mutex<Stripe>, mut goes: impl FnMut(&Item) -> bool) -> Left {
+        let mut stripe = stripe.lock();
+        let Stripe { items, rare, .. } = &mut *stripe;
+        let mut left = Left::default();
+        items.retain(|item| {
+            if !goes(item) || self.is_pinned(rare, item) {
+                return true;
+            }
+            self.left_upto.fetch_max(item.seqno().0, Relaxed);
+            self.count(item, -1);
+            left.items += 1;
+            left.bytes += item.memory() as u64;
+            false
+        });
+        // A table a quarter full would be made half as large or less.
+        if left.items > 0 && items.len() * 4 <= items.capacity() {
+            items.shrink_to(items.len() * 3 / 2, |item| self.seed.hash(item.id()));
+        }
+        self.charge(&mut stripe);
+        left
+    }
+
+    fn is_pinned(&self, rare: &Option<Box<Rare>>, item: &Item) -> bool {
+        rare.as_ref().is_some_and(|rare| rare.has(self.seed.hash(item.id()), item.id()))
+    }
+
+    fn strip(&self, stripe: &Mutex<Stripe>, mut goes: impl FnMut(&Item) -> bool) -> Left {
+        let mut stripe = stripe.lock();
+        let Stripe { items, rare, .. } = &mut *stripe;
+        let mut left = Left::default();
+        for item in items.iter_mut() {
+            if !goes(item) || self.is_pinned(rare, item) {
+                continue;
+            }
+            let before = item.memory();
+            self.count(item, -1);
+            *item = item.stripped();
+            self.count(item, 1);
+            left.items += 1;
+            left.bytes += (before - item.memory()) as u64;
+        }
+        left
+    }
+
+    /// Slots there are, and slots in use: for the statistics.
     pub fn slots(&self) -> (usize, usize) {
-        let stripes = self.stripes.get().into_iter().flatten();
-        stripes.fold((0, 0), |(slots, len), stripe| {
-            let table = stripe.lock();
-            (slots + table.capacity(), len + table.len())
+        self.made().fold((0, 0), |(slots, len), stripe| {
+            let stripe = stripe.lock();
+            (slots + stripe.items.capacity(), len + stripe.items.len())
         })
     }
 
@@ -194,108 +315,191 @@ impl HashTable {
             if !item.resident() {
                 counts.non_resident.fetch_add(sign, Relaxed);
             }
-            if item.meta.expiry != 0 {
+            if item.meta().expiry != 0 {
                 counts.expiring.fetch_add(sign, Relaxed);
             }
         }
-        self.add_bytes(sign * item.memory() as i64);
+        let bytes = sign * item.memory() as i64;
+        self.add_bytes(|bytes| &bytes.items, bytes);
+        let in_log = if sign > 0 { item.enter(HeldBy::Table) } else { item.leave(HeldBy::Table) };
+        if in_log {
+            self.backlog_bytes.fetch_sub(bytes, Relaxed);
+        }
     }
 
-    fn add_bytes(&self, bytes: i64) {
-        self.counts.bytes.fetch_add(bytes, Relaxed);
-        self.bucket_bytes.fetch_add(bytes, Relaxed);
+    /// Notes how much memory the stripe holds beside its items.
+    fn charge(&self, stripe: &mut Stripe) {
+        fn table<T>(table: &Table<T>) -> usize {
+            if table.capacity() == 0 { 0 } else { allocated(table.allocation_size()) }
+        }
+        let rare = stripe.rare.as_ref().map_or(0, |rare| {
+            // The ids of locks are taken for average ones.
+            allocated(size_of::<Rare>()) + table(&rare.prepares) + table(&rare.locks) + rare.locks.len() * allocated(32)
+        });
+        let filter = if self.filtered { stripe.filter.memory() } else { 0 };
+        let now = ((table(&stripe.items) + rare) as i64, filter as i64);
+        let before = std::mem::replace(&mut stripe.charged, now);
+        self.add_bytes(|bytes| &bytes.tables, now.0 - before.0);
+        self.add_bytes(|bytes| &bytes.filters, now.1 - before.1);
+    }
+
+    fn add_bytes(&self, what: impl Fn(&Footprint) -> &AtomicI64, bytes: i64) {
+        if bytes != 0 {
+            what(&self.counts.bytes).fetch_add(bytes, Relaxed);
+            what(&self.bucket_bytes).fetch_add(bytes, Relaxed);
+        }
+    }
+}
+
+impl Leaving {
+    /// The bytes won if the item leaves; 0 if it may not.
+    fn gain(&self, item: &Item) -> u64 {
+        let bytes = match self.whole {
+            true => item.memory(),
+            false if item.is_deleted() || !item.resident() => 0,
+            false => item.memory_of_value(),
+        };
+        if item.seqno() <= self.filed { bytes as u64 } else { 0 }
     }
 }
 
 impl Drop for HashTable {
     fn drop(&mut self) {
-        self.bucket_bytes.fetch_sub(self.counts.bytes.load(Relaxed), Relaxed);
+        let (ours, all) = (&self.counts.bytes, &self.bucket_bytes);
+        all.items.fetch_sub(ours.items.load(Relaxed), Relaxed);
+        all.tables.fetch_sub(ours.tables.load(Relaxed), Relaxed);
+        all.filters.fetch_sub(ours.filters.load(Relaxed), Relaxed);
     }
 }
 
 /// One key, with its stripe held.
 pub struct Locked<'a> {
     table: &'a HashTable,
-    stripe: MutexGuard<'a, Table<Entry>>,
+    stripe: MutexGuard<'a, Stripe>,
     hash: u64,
     pub key: DocKey<'a>,
 }
 
 impl Locked<'_> {
-    pub fn entry(&self) -> Option<&Entry> {
-        self.stripe.find(self.hash, |entry| entry.id() == self.key.as_bytes())
+    pub fn committed(&self) -> Option<&Item> {
+        self.stripe.items.find(self.hash, |item| item.id() == self.key.as_bytes())
     }
 
-    pub fn committed(&self) -> Option<&Arc<Item>> {
-        self.entry()?.committed.as_ref()
-    }
-
-    pub fn prepare(&self) -> Option<&Arc<Item>> {
-        self.entry()?.prepare.as_ref()
+    pub fn prepare(&self) -> Option<&Item> {
+        self.stripe.rare.as_ref()?.prepares.find(self.hash, |item| item.id() == self.key.as_bytes())
     }
 
     /// The lock, if it still holds at `now` of the monotonic clock.
     pub fn lock_at(&self, now: Duration) -> Option<&Lock> {
-        self.entry()?.lock.as_deref().filter(|lock| now < lock.until)
+        let held = self.stripe.rare.as_ref()?.locks.find(self.hash, |held| *held.0 == *self.key.as_bytes())?;
+        Some(&held.1).filter(|lock| now < lock.until)
+    }
+
+    /// The key was never here, nor noted.
+    pub fn is_stranger(&self) -> bool {
+        !self.stripe.filter.may_have(self.hash)
+    }
+
+    /// A number that belongs to the key.
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// Notes that the file has this key.
+    pub fn note_key(&mut self) {
+        if self.table.filtered {
+            self.stripe.filter.insert(self.hash);
+            self.table.charge(&mut self.stripe);
+        }
     }
 
     /// Puts a newer committed change in place, or the same with or without its value. A lock ends when `unlock` says so.
-    pub fn put_committed(&mut self, item: Arc<Item>, unlock: bool) {
+    pub fn put_committed(&mut self, item: Item, unlock: bool) {
         debug_assert!(item.is_committed());
-        let table = self.table;
+        if unlock {
+            self.set_lock(None);
+        }
+        let (table, id) = (self.table, self.key.as_bytes());
         table.count(&item, 1);
-        let old = self.with_entry(|entry| {
-            if unlock {
-                entry.lock = None;
+        match self.stripe.items.find_mut(self.hash, |item| item.id() == id) {
+            Some(old) => {
+                item.set_heat(old.heat().max(item.heat()));
+                table.count(old, -1);
+                *old = item;
             }
-            entry.committed.replace(item)
-        });
-        if let Some(old) = old {
-            table.count(&old, -1);
+            None => {
+                let seed = table.seed;
+                self.stripe.items.insert_unique(self.hash, item, |item| seed.hash(item.id()));
+                self.grown();
+            }
         }
     }
 
-    pub fn put_prepare(&mut self, item: Arc<Item>) {
+    pub fn put_prepare(&mut self, item: Item) {
         debug_assert!(!item.is_committed());
+        assert!(self.prepare().is_none(), "a key has one sync write at a time");
         self.table.count(&item, 1);
-        let old = self.with_entry(|entry| entry.prepare.replace(item));
-        assert!(old.is_none(), "a key has one sync write at a time");
+        let seed = self.table.seed;
+        let rare = self.stripe.rare.get_or_insert_default();
+        rare.prepares.insert_unique(self.hash, item, |item| seed.hash(item.id()));
+        self.grown();
     }
 
     /// Takes the prepare of this seqno out, if it is still there.
-    pub fn take_prepare(&mut self, seqno: Seqno) -> Option<Arc<Item>> {
-        self.prepare().filter(|item| item.meta.seqno == seqno)?;
-        let found = self.stripe.find_entry(self.hash, |entry| entry.id() == self.key.as_bytes());
-        let mut entry = found.ok().expect("just seen");
-        let item = entry.get_mut().prepare.take().expect("just seen");
-        if entry.get().committed.is_none() {
-            // The entry's id is gone with the prepare: it may not stay a moment longer.
-            entry.remove();
-            self.table.add_bytes(-SLOT_BYTES);
-        }
+    pub fn take_prepare(&mut self, seqno: Seqno) -> Option<Item> {
+        let (hash, id) = (self.hash, self.key.as_bytes());
+        let prepares = &mut self.stripe.rare.as_mut()?.prepares;
+        let found = prepares.find_entry(hash, |item| item.id() == id && item.seqno() == seqno);
+        let item = found.ok()?.remove().0;
         self.table.count(&item, -1);
+        self.tidy();
         Some(item)
     }
 
+    /// A lock on a document that is not here is not kept.
     pub fn set_lock(&mut self, lock: Option<Lock>) {
-        if self.entry().is_some() {
-            self.with_entry(|entry| entry.lock = lock.map(Box::new));
+        let (hash, id, seed) = (self.hash, self.key.as_bytes(), self.table.seed);
+        let lock = lock.filter(|_| self.committed().is_some());
+        if self.stripe.rare.is_some() || lock.is_some() {
+            let locks = &mut self.stripe.rare.get_or_insert_default().locks;
+            if let Ok(held) = locks.find_entry(hash, |held| *held.0 == *id) {
+                held.remove();
+            }
+            if let Some(lock) = lock {
+                if locks.len() == locks.capacity() {
+                    locks.retain(|held| held.1.until + LOCK_MAX > lock.until);
+                }
+                locks.insert_unique(hash, (id.into(), lock), |held| seed.hash(&held.0));
+            }
+            self.tidy();
         }
     }
 
-    /// Changes the entry of the key, making an empty one first if there is none; `change` fills it.
-    fn with_entry<R>(&mut self, change: impl FnOnce(&mut Entry) -> R) -> R {
-        let (seed, id) = (self.table.seed, self.key.as_bytes());
-        match self.stripe.find_mut(self.hash, |entry| entry.id() == id) {
-            Some(entry) => change(entry),
-            None => {
-                let mut entry = Entry::default();
-                let result = change(&mut entry);
-                self.stripe.insert_unique(self.hash, entry, |entry| seed.hash(entry.id()));
-                self.table.add_bytes(SLOT_BYTES);
-                result
-            }
+    /// Removes the item whole, unless a sync write or a lock holds it.
+    pub fn forget(&mut self) {
+        let (hash, id) = (self.hash, self.key.as_bytes());
+        if self.stripe.rare.as_ref().is_some_and(|rare| rare.has(hash, id)) {
+            return;
         }
+        if let Ok(found) = self.stripe.items.find_entry(hash, |item| item.id() == id) {
+            let item = found.remove().0;
+            self.table.left_upto.fetch_max(item.seqno().0, Relaxed);
+            self.table.count(&item, -1);
+        }
+    }
+
+    fn grown(&mut self) {
+        if self.table.filtered {
+            self.stripe.filter.insert(self.hash);
+        }
+        self.table.charge(&mut self.stripe);
+    }
+
+    fn tidy(&mut self) {
+        if self.stripe.rare.as_ref().is_some_and(|rare| rare.prepares.is_empty() && rare.locks.is_empty()) {
+            self.stripe.rare = None;
+        }
+        self.table.charge(&mut self.stripe);
     }
 }
 
@@ -304,7 +508,7 @@ mod tests {
     use super::*;
     use types::{Datatype, DeleteSource, KeyBuf, Kind, Meta, RevSeqno};
 
-    fn item(key: DocKey<'_>, seqno: u64, deleted: bool) -> Arc<Item> {
+    fn item(key: DocKey<'_>, seqno: u64, deleted: bool) -> Item {
         let meta = Meta {
             seqno: Seqno(seqno),
             cas: Cas(seqno),
@@ -314,13 +518,13 @@ mod tests {
             datatype: Datatype::RAW,
             deleted: deleted.then_some(DeleteSource::Explicit),
         };
-        let value = (!deleted).then(|| Box::from(&b"value"[..]));
-        Arc::new(Item::new(key, meta, Kind::Committed { prepared: None }, value))
+        let value = (!deleted).then_some(&b"a value that is worth something"[..]);
+        Item::new(key, meta, Kind::Committed { prepared: None }, value)
     }
 
-    fn table() -> (HashTable, Arc<AtomicI64>) {
-        let bytes = Arc::new(AtomicI64::new(0));
-        (HashTable::new(HashSeed([1, 2]), Arc::clone(&bytes)), bytes)
+    fn table() -> (HashTable, Arc<Footprint>) {
+        let bytes = Arc::new(Footprint::default());
+        (HashTable::new(HashSeed([1, 2]), true, Arc::clone(&bytes), Arc::default()), bytes)
     }
 
     #[test]
@@ -332,25 +536,30 @@ mod tests {
             locked.put_committed(item(key.as_key(), n + 1, n % 3 == 0), true);
         }
         let (mut live, mut dead, mut held) = (0, 0, 0);
-        table.visit(|entry| {
-            let item = entry.committed.as_ref().unwrap();
+        table.visit(|item| {
             if item.is_deleted() {
                 dead += 1
             } else {
                 live += 1
             }
-            held += item.memory() as i64 + SLOT_BYTES;
+            held += item.memory() as i64;
             true
         });
         assert_eq!((live, dead), (table.counts.live.load(Relaxed), table.counts.tombstones.load(Relaxed)));
         assert_eq!(live + dead, 100);
-        assert_eq!(held, bytes.load(Relaxed));
+        assert_eq!(held, bytes.items.load(Relaxed));
+        assert!(bytes.tables.load(Relaxed) >= 100 * 9 && bytes.filters.load(Relaxed) >= 100);
         assert_eq!(table.drop_tombstones(Seqno(1000)) as i64, dead);
         assert_eq!(table.counts.tombstones.load(Relaxed), 0);
-        table.evict_values(Seqno(1000), || false);
+        let leaving = Leaving { filed: Seqno(1000), heat_max: 255, whole: false };
+        (0..STRIPES).for_each(|stripe| assert_eq!(table.evict(stripe, leaving, || true).items, 0));
+        (0..STRIPES).for_each(|stripe| _ = table.evict(stripe, leaving, || false));
         assert_eq!(table.counts.non_resident.load(Relaxed), live);
+        let whole = Leaving { whole: true, ..leaving };
+        let left = (0..STRIPES).map(|stripe| table.evict(stripe, whole, || false).items).sum::<u64>();
+        assert_eq!((left as i64, bytes.items.load(Relaxed), table.left_upto()), (live, 0, Seqno(1000)));
         drop(table);
-        assert_eq!(bytes.load(Relaxed), 0);
+        assert_eq!(bytes.total(), 0);
     }
 
     #[test]
@@ -362,6 +571,38 @@ mod tests {
         }
         assert_eq!(table.drop_tombstones(Seqno(4)), 4);
         assert_eq!(table.counts.tombstones.load(Relaxed), 6);
+    }
+
+    #[test]
+    fn what_is_in_use_stays_and_what_is_held_never_leaves() {
+        let (table, _) = table();
+        let keys: Vec<_> =
+            (0..100).map(|n| KeyBuf::in_default_collection(format!("k{n}").as_bytes()).unwrap()).collect();
+        for (n, key) in keys.iter().enumerate() {
+            let mut slot = table.lock(key.as_key());
+            slot.put_committed(item(key.as_key(), n as u64 + 1, false), true);
+            (0..n * 10).for_each(|_| slot.committed().unwrap().warm(0));
+        }
+        let [held, prepared, newest] = [3, 5, 99].map(|n| keys[n].as_key());
+        table.lock(held).set_lock(Some(Lock { cas: Cas(1), until: Duration::from_secs(9) }));
+        let meta = item(prepared, 200, false).meta();
+        let prepare = Item::new(prepared, meta, Kind::Prepare { level: types::Level::Majority }, None);
+        table.lock(prepared).put_prepare(prepare);
+        let leave = |filed, heat_max| {
+            let leaving = Leaving { filed: Seqno(filed), heat_max, whole: true };
+            (0..STRIPES).for_each(|stripe| _ = table.evict(stripe, leaving, || false));
+        };
+        leave(99, 25);
+        let is_here = |key| table.lock(key).committed().is_some();
+        assert!(is_here(held) && is_here(prepared) && !is_here(keys[0].as_key()) && is_here(keys[50].as_key()));
+        leave(99, 255);
+        assert_eq!(table.counts.live.load(Relaxed), 3);
+        assert!(is_here(held) && is_here(prepared) && is_here(newest));
+        table.lock(held).set_lock(None);
+        assert!(table.lock(prepared).take_prepare(Seqno(200)).is_some());
+        leave(100, 255);
+        assert_eq!(table.counts.live.load(Relaxed), 0);
+        assert!(keys.iter().all(|key| !table.lock(key.as_key()).is_stranger()));
     }
 
     #[test]

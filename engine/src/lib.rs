@@ -19,6 +19,7 @@ mod durability;
 mod engine;
 mod expiry;
 mod hash_table;
+mod key_filter;
 pub mod op;
 mod ops;
 mod owned;
@@ -39,4 +40,4 @@ pub use op::{
 pub use stats::{KeyState, ObserveSeqno, Observed};
 pub use value::{SYSTEM_XATTR_BYTES_MAX, VALUE_BYTES_MAX};
 pub use vbucket::VBucket;
-pub use warm_up::Recovered;
+pub use warm_up::{Recovered, WarmUpProgress};

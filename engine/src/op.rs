@@ -137,7 +137,7 @@ pub enum Reply {
     /// The document. The item is shared, not copied; `cas` is what the client may see (all ones if locked). `value` is the
     /// body alone, ready for this connection: without xattrs, inflated if it has to be.
     Value {
-        item: Arc<Item>,
+        item: Item,
         cas: Cas,
         datatype: Datatype,
         body: Body,

@@ -1,7 +1,7 @@
 //! A request that outlives the bytes it came in: what has to wait for the disk takes its own copy along.
 
 use document::subdoc::{LookupSpec, MutationSpec};
-use types::{Cas, Datatype, KeyBuf, VbId};
+use types::{Cas, Datatype, KeyBuf, VbId, allocated};
 
 use crate::op::{Op, Request, Requirement, SubdocLookup, SubdocMutate, WithMeta};
 
@@ -69,6 +69,15 @@ impl OwnedRequest {
             lookups,
             mutations,
         }
+    }
+
+    /// Bytes of memory this holds, near enough.
+    pub fn memory(&self) -> usize {
+        let lookups = self.lookups.iter().map(|(spec, path)| size_of_val(spec) + allocated(path.len()));
+        let mutations = self.mutations.iter();
+        let mutations =
+            mutations.map(|(spec, path, value)| size_of_val(spec) + allocated(path.len()) + allocated(value.len()));
+        size_of::<OwnedRequest>() + allocated(self.value.len()) + lookups.sum::<usize>() + mutations.sum::<usize>()
     }
 
     /// Gives the request to `run`, borrowed from this copy.

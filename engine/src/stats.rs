@@ -1,9 +1,8 @@
 //! Looking in from outside: observe, seqnos, and the groups of the `STAT` command the engine knows.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use types::{Cas, DocKey, Item, Seqno, VbId, VbState, VbUuid};
+use types::{Cas, DocKey, Item, Seqno, VbId, VbState, VbUuid, allocated};
 
 use crate::bucket::Bucket;
 use crate::expiry;
@@ -40,23 +39,23 @@ pub struct ObserveSeqno {
 type Lines = Vec<(String, String)>;
 
 impl Bucket {
-    /// How far the newest committed version of a key has come. Tombstones already forgotten are not found.
+    /// How far the newest committed version of a key has come. Tombstones already forgotten are not found. Reads the file
+    /// on this thread if the key may be only there.
     pub fn observe(&self, vb: VbId, key: DocKey<'_>) -> Result<Observed, OpError> {
         let vb = self.vb(vb)?;
         if !matches!(vb.state(), VbState::Active | VbState::Replica) {
             return Err(OpError::NotMyVbucket);
         }
-        let slot = vb.table.lock(key);
-        let Some(item) = slot.committed() else { return Ok(Observed { state: KeyState::NotFound, cas: Cas(0) }) };
-        let persisted = item.meta.seqno <= vb.log.marks.durable();
-        let gone = item.is_deleted() || expiry::is_past(item.meta.expiry, self.env.clock.unix_s());
+        let Some(item) = self.peek(vb, key)? else { return Ok(Observed { state: KeyState::NotFound, cas: Cas(0) }) };
+        let persisted = item.seqno() <= vb.log.marks.durable();
+        let gone = item.is_deleted() || expiry::is_past(item.meta().expiry, self.env.clock.unix_s());
         let state = match (gone, persisted) {
             (false, false) => KeyState::NotPersisted,
             (false, true) => KeyState::Persisted,
             (true, true) => KeyState::NotFound,
             (true, false) => KeyState::DeletedNotPersisted,
         };
-        Ok(Observed { state, cas: if state == KeyState::NotFound { Cas(0) } else { item.meta.cas } })
+        Ok(Observed { state, cas: if state == KeyState::NotFound { Cas(0) } else { item.meta().cas } })
     }
 
     /// How far a history of a vBucket has come. `NotFound`: it never had that history.
@@ -84,7 +83,7 @@ impl Bucket {
     }
 
     /// Any live document whose value is in memory. `None`: there is none.
-    pub fn random_key(&self) -> Option<Arc<Item>> {
+    pub fn random_key(&self) -> Option<Item> {
         let now_s = self.env.clock.unix_s();
         let dice = self.env.rng.u64() as usize;
         let count = self.vbuckets.len();
@@ -94,12 +93,9 @@ impl Bucket {
                 return None;
             }
             let (mut skip, mut found) = ((dice >> 16) % live as usize, None);
-            vb.table.visit(|entry| {
-                let usable = |item: &&Arc<Item>| {
-                    !item.is_deleted() && item.resident() && !expiry::is_past(item.meta.expiry, now_s)
-                };
-                if let Some(item) = entry.committed.as_ref().filter(usable) {
-                    found = Some(Arc::clone(item));
+            vb.table.visit(|item| {
+                if !item.is_deleted() && item.resident() && !expiry::is_past(item.meta().expiry, now_s) {
+                    found = Some(item.clone());
                     skip = skip.saturating_sub(1);
                 }
                 found.is_none() || skip > 0
@@ -113,9 +109,9 @@ impl Bucket {
         self.vbuckets.iter().map(|vb| count(&vb.table.counts)).sum()
     }
 
-    /// Live documents.
+    /// Live documents, in memory or not.
     pub fn items(&self) -> u64 {
-        self.total(|c| c.live.load(Relaxed)).max(0) as u64
+        self.vbuckets.iter().map(VBucket::live).sum()
     }
 
     /// One group of statistics, as the `STAT` command names it. `None`: not the engine's.
@@ -162,17 +158,18 @@ impl Bucket {
         let counters = &self.counters;
         let mut out: Lines = Vec::new();
         let mut put = |name: &str, value: String| out.push((name.to_owned(), value));
-        put("curr_items", total(|c| c.live.load(Relaxed)));
-        put("curr_items_tot", total(|c| c.live.load(Relaxed)));
+        put("curr_items", self.items().to_string());
+        put("curr_items_tot", self.items().to_string());
         put("curr_temp_items", "0".into());
         put("mem_used", self.memory_used().to_string());
         put("ep_max_size", self.quota_bytes().to_string());
         put("ep_mem_high_wat", self.high_mark().to_string());
         put("ep_mem_low_wat", self.low_mark().to_string());
-        put("ep_kv_size", self.sums.table_bytes.load(Relaxed).to_string());
+        put("ep_kv_size", self.bytes.items.load(Relaxed).to_string());
+        put("ep_item_eviction_policy", self.eviction_name().into());
         put("ep_degraded_mode", "0".into());
         put("ep_bucket_type", "persistent".into());
-        put("ep_num_non_resident", total(|c| c.non_resident.load(Relaxed)));
+        put("ep_num_non_resident", self.items().saturating_sub(self.resident_items()).to_string());
         put("ep_tombstones_in_memory", total(|c| c.tombstones.load(Relaxed)));
         put("ep_items_with_expiry", total(|c| c.expiring.load(Relaxed)));
         put("ep_sync_writes_pending", total(|c| c.prepares.load(Relaxed)));
@@ -197,10 +194,12 @@ impl Bucket {
         let (id, counts, marks) = (vb.id, &vb.table.counts, &vb.log.marks);
         out.push((format!("vb_{id}"), vb.state().name().into()));
         let mut put = |name: &str, value: String| out.push((format!("vb_{id}:{name}"), value));
-        put("num_items", counts.live.load(Relaxed).to_string());
-        put("num_non_resident", counts.non_resident.load(Relaxed).to_string());
+        put("num_items", vb.live().to_string());
+        put("num_items_in_memory", counts.live.load(Relaxed).to_string());
+        put("num_non_resident", vb.live().saturating_sub(counts.resident()).to_string());
+        put("loaded", vb.is_loaded().to_string());
         put("num_tombstones", counts.tombstones.load(Relaxed).to_string());
-        put("ht_memory", counts.bytes.load(Relaxed).to_string());
+        put("ht_memory", counts.bytes.total().to_string());
         put("high_seqno", marks.high().to_string());
         put("durable_seqno", marks.durable().to_string());
         put("filed_seqno", marks.filed().to_string());
@@ -220,14 +219,38 @@ impl Bucket {
         put("topology", format!("[{}]", chains.join(",")));
     }
 
+    fn resident_items(&self) -> u64 {
+        self.vbuckets.iter().map(|vb| vb.table.counts.resident()).sum()
+    }
+
+    fn eviction_name(&self) -> &'static str {
+        match self.store.spec().eviction {
+            persist::Eviction::Value => "value_only",
+            persist::Eviction::Full => "full_eviction",
+        }
+    }
+
+    /// What the bucket's memory is used for. The parts add up to `mem_used`; `ep_overhead` is beside it, as it does not
+    /// depend on the documents.
     fn memory(&self) -> Lines {
-        let (used, backlog) = (self.memory_used(), self.sums.backlog_bytes.load(Relaxed));
+        let bytes = |count: &AtomicI64| count.load(Relaxed).max(0).to_string();
+        let overhead = self.vbuckets.len() * (size_of::<VBucket>() + allocated(size_of::<changelog::Changelog>()));
+        let items = self.items().max(1);
         [
-            ("mem_used", used.to_string()),
-            ("ep_kv_size", self.sums.table_bytes.load(Relaxed).to_string()),
-            ("ep_changelog_memory", backlog.to_string()),
+            ("mem_used", self.memory_used().to_string()),
+            ("ep_kv_size", bytes(&self.bytes.items)),
+            ("ep_table_memory", bytes(&self.bytes.tables)),
+            ("ep_key_filter_memory", bytes(&self.bytes.filters)),
+            ("ep_changelog_memory", bytes(&self.backlog_bytes)),
+            ("ep_fetch_queue_memory", bytes(&self.fetching.bytes)),
+            ("ep_fetch_queue_requests", bytes(&self.fetching.requests)),
+            ("ep_overhead", (size_of::<Bucket>() + overhead).to_string()),
+            ("ep_bytes_per_item", (self.memory_used() / items).to_string()),
+            ("ep_items_in_memory", self.total(|c| c.live.load(Relaxed)).to_string()),
+            ("ep_values_in_memory", self.resident_items().to_string()),
             ("ep_max_size", self.quota_bytes().to_string()),
             ("ep_mem_high_wat", self.high_mark().to_string()),
+            ("ep_mem_low_wat", self.low_mark().to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .to_vec()
@@ -237,24 +260,31 @@ impl Bucket {
         let &[key, vb] = arguments else { return None };
         let key = types::KeyBuf::in_default_collection(key.as_bytes()).ok()?;
         let vb = self.vb(VbId(vb.parse().ok()?)).ok()?;
-        let item = Arc::clone(vb.table.lock(key.as_key()).committed()?);
+        let in_memory = vb.table.lock(key.as_key()).committed().cloned();
+        let is_resident = in_memory.as_ref().is_some_and(Item::resident);
+        let item = match in_memory {
+            Some(item) => item,
+            None => self.peek(vb, key.as_key()).ok()??,
+        };
         if item.is_deleted() {
             return None;
         }
         let yes = |yes: bool| if yes { "true" } else { "false" }.to_owned();
         let mut out = vec![
-            ("key_is_dirty".to_owned(), yes(item.meta.seqno > vb.log.marks.durable())),
-            ("key_exptime".to_owned(), item.meta.expiry.to_string()),
-            ("key_flags".to_owned(), item.meta.flags.to_string()),
-            ("key_cas".to_owned(), item.meta.cas.to_string()),
+            ("key_is_dirty".to_owned(), yes(item.seqno() > vb.log.marks.durable())),
+            ("key_exptime".to_owned(), item.meta().expiry.to_string()),
+            ("key_flags".to_owned(), item.meta().flags.to_string()),
+            ("key_cas".to_owned(), item.meta().cas.to_string()),
             ("key_vb_state".to_owned(), vb.state().name().to_owned()),
-            ("key_is_resident".to_owned(), yes(item.resident())),
+            ("key_is_resident".to_owned(), yes(is_resident)),
         ];
         if check {
-            let dirty = item.meta.seqno > vb.log.marks.filed();
+            let dirty = item.seqno() > vb.log.marks.filed();
             let valid = match self.store.fetch_now(vb.id, key.as_key()) {
                 _ if dirty => "dirty",
-                Ok(Some(filed)) if filed.meta == item.meta && (!item.resident() || filed.value() == item.value()) => {
+                Ok(Some(filed))
+                    if filed.meta() == item.meta() && (!item.resident() || filed.value() == item.value()) =>
+                {
                     "valid"
                 }
                 Ok(Some(_)) => "length_mismatch",
@@ -268,7 +298,7 @@ impl Bucket {
 
     fn collections(&self) -> Lines {
         let items = self.items().to_string();
-        let bytes = self.sums.table_bytes.load(Relaxed).to_string();
+        let bytes = self.bytes.total().to_string();
         [
             ("manifest_uid", "0".to_owned()),
             ("0x0:name", "_default".to_owned()),
@@ -306,15 +336,26 @@ impl Bucket {
     }
 
     fn warm_up_stats(&self) -> Lines {
-        let recovered = self.warm_up.get().cloned().unwrap_or_default();
+        let recovered = self.warm_up.recovered.get().cloned().unwrap_or_default();
+        let progress = self.warm_up_progress();
+        let (state, thread) = match progress.is_done() {
+            true => ("done", "complete"),
+            false => ("loading", "running"),
+        };
         [
             ("ep_warmup", "enabled".to_owned()),
-            ("ep_warmup_state", "done".to_owned()),
-            ("ep_warmup_thread", "complete".to_owned()),
-            ("ep_warmup_key_count", recovered.documents.to_string()),
-            ("ep_warmup_value_count", (recovered.documents - recovered.without_value).to_string()),
+            ("ep_warmup_state", state.to_owned()),
+            ("ep_warmup_thread", thread.to_owned()),
+            ("ep_warmup_vbuckets_loaded", progress.vbuckets_loaded.to_string()),
+            ("ep_warmup_vbuckets_failed", progress.failed.to_string()),
+            ("ep_warmup_vbuckets_total", progress.vbuckets_total.to_string()),
+            ("ep_warmup_key_count", progress.keys.to_string()),
+            ("ep_warmup_value_count", progress.values.to_string()),
+            ("ep_warmup_bytes", progress.bytes.to_string()),
+            ("ep_warmup_estimated_key_count", recovered.documents.to_string()),
             ("ep_warmup_recommitted", recovered.recommitted.to_string()),
-            ("ep_warmup_time", recovered.took.as_micros().to_string()),
+            ("ep_warmup_ready_time", recovered.took.as_micros().to_string()),
+            ("ep_warmup_time", progress.took.as_micros().to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .to_vec()
@@ -374,5 +415,5 @@ fn hash(vb: &VBucket, out: &mut Lines) {
     let (slots, entries) = vb.table.slots();
     out.push((format!("vb_{id}:size"), slots.to_string()));
     out.push((format!("vb_{id}:counted"), entries.to_string()));
-    out.push((format!("vb_{id}:mem_size"), vb.table.counts.bytes.load(Relaxed).to_string()));
+    out.push((format!("vb_{id}:mem_size"), vb.table.counts.bytes.total().to_string()));
 }

@@ -28,7 +28,7 @@ pub struct Plain<'a> {
 impl<'a> Plain<'a> {
     /// Of a resident item. What does not inflate was damaged on its way.
     pub fn of(item: &'a Item) -> Result<Plain<'a>, OpError> {
-        Plain::parse(item.value(), item.meta.datatype).map_err(|what| damaged(item, &what))
+        Plain::parse(item.value(), item.meta().datatype).map_err(|what| damaged(item, &what))
     }
 
     pub fn parse(value: &'a [u8], datatype: Datatype) -> Result<Plain<'a>, String> {
@@ -58,12 +58,12 @@ impl<'a> Plain<'a> {
 
 /// The error for a stored value that cannot be what was stored.
 pub fn damaged(item: &Item, what: &dyn std::fmt::Display) -> OpError {
-    OpError::Unreadable(format!("the stored value of seqno {} is damaged: {what}", item.meta.seqno))
+    OpError::Unreadable(format!("the stored value of seqno {} is damaged: {what}", item.seqno()))
 }
 
 /// The body of an item as a connection that understands `accepts` may be sent it.
 pub fn shown(item: &Item, accepts: Datatype) -> Result<(Datatype, Body), OpError> {
-    let stored = item.meta.datatype;
+    let stored = item.meta().datatype;
     let visible = stored.without(Datatype::XATTR) & accepts;
     if !stored.has(Datatype::SNAPPY) {
         let section = xattr::split(item.value(), stored).map_err(|e| damaged(item, &e))?.0;
@@ -110,24 +110,27 @@ impl<'a> Incoming<'a> {
 
     /// What is stored: this body behind `section`. Compression is kept when it is worth something and nothing had to be
     /// put in front.
-    pub fn behind(self, section: &[u8]) -> Result<(Datatype, Box<[u8]>), OpError> {
-        let worth = self.inflated.len() * 100 >= self.sent.len() * RATIO_MIN_PERCENT;
-        if self.compressed && worth && section.is_empty() {
-            let datatype = if self.json { Datatype::JSON } else { Datatype::RAW };
-            return Ok((datatype.with(Datatype::SNAPPY), self.sent.into()));
+    pub fn behind(self, section: &[u8]) -> Result<(Datatype, Cow<'a, [u8]>), OpError> {
+        if !section.is_empty() {
+            return join(section, &self.inflated).map(|(datatype, value)| (datatype, Cow::Owned(value)));
         }
-        join(section, &self.inflated)
+        check_size(section, self.inflated.len())?;
+        let datatype = if self.json { Datatype::JSON } else { Datatype::RAW };
+        match self.compressed && self.inflated.len() * 100 >= self.sent.len() * RATIO_MIN_PERCENT {
+            true => Ok((datatype.with(Datatype::SNAPPY), Cow::Borrowed(self.sent))),
+            false => Ok((datatype, self.inflated)),
+        }
     }
 }
 
 /// A value from its parts, with its datatype found out and its size checked.
-pub fn join(section: &[u8], body: &[u8]) -> Result<(Datatype, Box<[u8]>), OpError> {
+pub fn join(section: &[u8], body: &[u8]) -> Result<(Datatype, Vec<u8>), OpError> {
     let mut datatype = if json::is_json(body) { Datatype::JSON } else { Datatype::RAW };
     if !section.is_empty() {
         datatype = datatype.with(Datatype::XATTR);
     }
     check_size(section, body.len())?;
-    Ok((datatype, [section, body].concat().into()))
+    Ok((datatype, [section, body].concat()))
 }
 
 /// Refuses what is over the limits.
@@ -140,16 +143,16 @@ pub fn check_size(section: &[u8], body_len: usize) -> Result<(), OpError> {
 }
 
 /// A tombstone's datatype and value.
-pub type Remains = (Datatype, Option<Box<[u8]>>);
+pub type Remains = (Datatype, Option<Vec<u8>>);
 
 /// What a tombstone keeps of a value: its system xattrs, or nothing.
 pub fn remains(item: &Item) -> Result<Remains, OpError> {
-    if !item.meta.datatype.has(Datatype::XATTR) {
+    if !item.meta().datatype.has(Datatype::XATTR) {
         return Ok((Datatype::RAW, None));
     }
     let plain = Plain::of(item)?;
     let kept = xattr::keep_system(plain.section()).map_err(|e| damaged(item, &e))?;
-    if kept.is_empty() { Ok((Datatype::RAW, None)) } else { Ok((Datatype::XATTR, Some(kept.into()))) }
+    if kept.is_empty() { Ok((Datatype::RAW, None)) } else { Ok((Datatype::XATTR, Some(kept))) }
 }
 
 #[cfg(test)]

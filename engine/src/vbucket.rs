@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::Duration;
 
 use changelog::{Changelog, VbRecord};
@@ -10,14 +11,15 @@ use types::rank::{Mutex, Rank, RwLock};
 use types::{Datatype, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
 use crate::durability::{SyncWrite, Tracker, Verdict};
-use crate::hash_table::{HashSeed, HashTable};
+use crate::hash_table::{Footprint, HashSeed, HashTable, Locked};
 use crate::op::{OpError, OpResult, Waiter};
 
 /// One vBucket.
 ///
 /// 1. `log` is appended to with the stripe of the item's key held, so that a key's order in the log is the order its
 ///    readers saw.
-/// 2. A document missing from `table` is missing, or a tombstone in the file; the latter only if `tombstones_on_disk`.
+/// 2. A key that is not in `table` may be in the file: [`VBucket::is_absent`] says when that need not be looked up.
+/// 3. Whoever changes a document has its last version in `table`, if there is one.
 pub struct VBucket {
     pub id: VbId,
     /// Operations hold it for reading while they run.
@@ -28,32 +30,18 @@ pub struct VBucket {
     uuid: AtomicU64,
     /// Highest revision of any deleted document: where a key that is not remembered goes on.
     max_deleted_rev: AtomicU64,
+    /// Keys leave memory too, not only values.
+    pub(crate) full_eviction: bool,
+    /// Every live document of the file is in `table`, or, under full eviction, every key in its filter.
+    is_loaded: AtomicBool,
     /// The file may hold tombstones the table does not.
     tombstones_on_disk: AtomicBool,
-    /// Grows when tombstones are dropped from the table: what the file said before may be out of date.
-    sweeps: AtomicU64,
+    /// Live documents, wherever they are.
+    live: AtomicI64,
     /// Prepares up to here are from before the restart: they may have been acknowledged.
     inherited_upto: AtomicU64,
     pub purge: Seqno,
     pub(crate) waiting: Mutex<Option<Box<Tracker>>>,
-}
-
-/// When the file was asked.
-#[derive(Clone, Copy)]
-pub(crate) struct AsOf {
-    /// Sweeps of tombstones before that.
-    sweeps: u64,
-    /// The file holds everything up to here.
-    pub filed: Seqno,
-}
-
-/// What the vBuckets of a bucket hold together.
-#[derive(Default)]
-pub(crate) struct Sums {
-    /// Documents and the tables they are in.
-    pub table_bytes: Arc<AtomicI64>,
-    /// What changelogs hold for their readers.
-    pub backlog_bytes: Arc<AtomicI64>,
 }
 
 /// What a vBucket begins with.
@@ -64,21 +52,30 @@ pub(crate) struct Beginning {
     pub max_deleted_rev: RevSeqno,
     pub purge: Seqno,
     pub tombstones_on_disk: bool,
+    /// Live documents of the file, if there is one.
+    pub live: Option<u64>,
 }
 
 impl VBucket {
-    pub(crate) fn new(id: VbId, seed: HashSeed, sums: &Sums, begin: Beginning) -> VBucket {
+    pub(crate) fn new(
+        id: VbId,
+        seed: HashSeed,
+        full_eviction: bool,
+        (bucket_bytes, backlog_bytes): (Arc<Footprint>, Arc<AtomicI64>),
+        begin: Beginning,
+    ) -> VBucket {
         let (state, uuid) = (begin.record.state, begin.record.failover.current().uuid);
-        let backlog = Arc::clone(&sums.backlog_bytes);
         VBucket {
             id,
             state: RwLock::ranked(Rank::VBucketState, state),
-            table: HashTable::new(seed, Arc::clone(&sums.table_bytes)),
-            log: Arc::new(Changelog::counted_in(backlog, begin.high, begin.max_cas, begin.record)),
+            table: HashTable::new(seed, full_eviction, bucket_bytes, Arc::clone(&backlog_bytes)),
+            log: Arc::new(Changelog::new(begin.high, begin.max_cas, begin.record).counted(backlog_bytes)),
             uuid: AtomicU64::new(uuid.0),
             max_deleted_rev: AtomicU64::new(begin.max_deleted_rev.0),
             tombstones_on_disk: AtomicBool::new(begin.tombstones_on_disk),
-            sweeps: AtomicU64::new(0),
+            full_eviction,
+            is_loaded: AtomicBool::new(begin.live.is_none()),
+            live: AtomicI64::new(begin.live.unwrap_or(0) as i64),
             inherited_upto: AtomicU64::new(0),
             purge: begin.purge,
             waiting: Mutex::ranked(Rank::Durability, None),
@@ -110,49 +107,61 @@ impl VBucket {
         self.max_deleted_rev.fetch_max(rev.0, Relaxed);
     }
 
-    /// Whether a key missing from the table may be a tombstone in the file.
-    pub(crate) fn may_have_tombstones(&self) -> bool {
-        self.tombstones_on_disk.load(Relaxed)
+    /// Whether a key that is not in the table is certainly not in the file either: no live document, nor a tombstone if
+    /// these count.
+    pub(crate) fn is_absent(&self, slot: &Locked<'_>, tombstones: bool) -> bool {
+        self.is_loaded()
+            && match self.full_eviction {
+                true => slot.is_stranger(),
+                false => !(tombstones && self.tombstones_on_disk.load(Relaxed)),
+            }
     }
 
-    /// What is true of the file for whoever asks it from now on.
-    pub(crate) fn as_of(&self) -> AsOf {
-        AsOf { sweeps: self.sweeps.load(Relaxed), filed: self.log.marks.filed() }
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.is_loaded.load(Acquire)
     }
 
-    /// Whether tombstones were dropped from the table since.
-    pub(crate) fn was_swept_since(&self, as_of: AsOf) -> bool {
-        self.sweeps.load(Relaxed) != as_of.sweeps
+    /// `table` or its filter is whole. `correction`: to the number of live documents.
+    pub(crate) fn set_loaded(&self, correction: i64) {
+        self.live.fetch_add(correction, Relaxed);
+        self.is_loaded.store(true, Release);
+    }
+
+    /// Live documents, in memory or not.
+    pub fn live(&self) -> u64 {
+        self.live.load(Relaxed).max(0) as u64
+    }
+
+    /// A document has changed.
+    pub(crate) fn put(&self, slot: &mut Locked<'_>, item: Item) {
+        let was_live = slot.committed().is_some_and(|old| !old.is_deleted());
+        self.live.fetch_add(i64::from(!item.is_deleted()) - i64::from(was_live), Relaxed);
+        slot.put_committed(item, true);
     }
 
     /// Forgets the tombstones the file has. Returns how many.
     pub(crate) fn drop_tombstones(&self) -> usize {
-        if self.table.counts.tombstones.load(Relaxed) == 0 {
+        // Whoever loads would take for new what a dropped tombstone had ended.
+        if !self.is_loaded() || self.table.counts.tombstones.load(Relaxed) == 0 {
             return 0;
         }
         // Said before it is true, so that nobody misses one in between.
         self.tombstones_on_disk.store(true, Relaxed);
-        self.sweeps.fetch_add(1, Relaxed);
-        let dropped = self.table.drop_tombstones(self.log.marks.filed());
-        self.sweeps.fetch_add(1, Relaxed);
-        dropped
+        self.table.drop_tombstones(self.log.marks.filed())
     }
 
     /// Whether this prepare is from before a restart.
     pub(crate) fn is_inherited(&self, prepare: &Item) -> bool {
-        prepare.meta.seqno.0 <= self.inherited_upto.load(Relaxed)
+        prepare.seqno().0 <= self.inherited_upto.load(Relaxed)
     }
 
     /// Puts the prepares found in memory back into the queue, after a restart or a change of role. They wait for ever.
     pub(crate) fn retrack(&self) {
         let mut prepares: Vec<(Seqno, Level, Box<[u8]>)> = Vec::new();
-        self.table.visit(|entry| {
-            if let Some(item) = &entry.prepare
-                && let Kind::Prepare { level } = item.kind
-            {
-                prepares.push((item.meta.seqno, level, item.id().into()));
+        self.table.visit_prepares(|item| {
+            if let Kind::Prepare { level } = item.kind() {
+                prepares.push((item.seqno(), level, item.id().into()));
             }
-            true
         });
         let Some(last) = prepares.iter().map(|p| p.0).max() else { return };
         self.inherited_upto.fetch_max(last.0, Relaxed);
@@ -183,7 +192,7 @@ impl VBucket {
         while let Some(verdict) = settled.verdict.take() {
             match verdict {
                 Verdict::Commit(write) => {
-                    self.commit(&write);
+                    settled.appended_bytes += self.commit(&write);
                     settled.committed += 1;
                     if let Some(client) = write.client {
                         let reply = client.answer.reply(client.mutated);
@@ -191,7 +200,7 @@ impl VBucket {
                     }
                 }
                 Verdict::Abort(write) => {
-                    self.abort(&write);
+                    settled.appended_bytes += self.abort(&write);
                     settled.aborted += 1;
                     if let Some(client) = write.client {
                         answers.push_back((client.waiter, Err(OpError::Ambiguous("not durable within its time-out"))));
@@ -216,33 +225,36 @@ impl VBucket {
         settled
     }
 
-    /// The document becomes what its prepare said.
-    fn commit(&self, write: &SyncWrite) {
+    /// The document becomes what its prepare said. Returns the bytes appended.
+    fn commit(&self, write: &SyncWrite) -> i64 {
         let key = types::DocKey::parse(&write.key).expect("taken from an item");
         let mut slot = self.table.lock(key);
-        let Some(prepare) = slot.take_prepare(write.seqno) else { return };
-        let item = self.log.append_with_cas(prepare.meta.cas, |stamp| {
-            let meta = Meta { seqno: stamp.seqno, ..prepare.meta };
-            let value = prepare.has_value().then(|| Box::from(prepare.value()));
+        let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
+        let item = self.log.append_with_cas(prepare.meta().cas, |stamp| {
+            let meta = Meta { seqno: stamp.seqno, ..prepare.meta() };
+            let value = prepare.has_value().then(|| prepare.value());
             Item::new(key, meta, Kind::Committed { prepared: Some(write.seqno) }, value)
         });
         if item.is_deleted() {
-            self.note_deleted(item.meta.rev);
+            self.note_deleted(item.meta().rev);
         }
-        slot.put_committed(item, true);
+        let bytes = item.memory() as i64;
+        self.put(&mut slot, item);
+        bytes
     }
 
-    /// The prepare comes to nothing.
-    fn abort(&self, write: &SyncWrite) {
+    /// The prepare comes to nothing. Returns the bytes appended.
+    fn abort(&self, write: &SyncWrite) -> i64 {
         let key = types::DocKey::parse(&write.key).expect("taken from an item");
         let mut slot = self.table.lock(key);
-        let Some(prepare) = slot.take_prepare(write.seqno) else { return };
-        self.log.append_with_cas(prepare.meta.cas, |stamp| {
+        let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
+        let item = self.log.append_with_cas(prepare.meta().cas, |stamp| {
             let deleted = Some(types::DeleteSource::Explicit);
-            let expiry = (prepare.meta.cas.0 / 1_000_000_000) as u32;
-            let meta = Meta { seqno: stamp.seqno, deleted, expiry, datatype: Datatype::RAW, ..prepare.meta };
+            let expiry = (prepare.meta().cas.0 / 1_000_000_000) as u32;
+            let meta = Meta { seqno: stamp.seqno, deleted, expiry, datatype: Datatype::RAW, ..prepare.meta() };
             Item::new(key, meta, Kind::Abort { prepared: write.seqno }, None)
         });
+        item.memory() as i64
     }
 
     /// Takes out everyone who waits: the vBucket stops being active, or the server stops.
@@ -280,6 +292,7 @@ impl GivenUp {
 /// What came of a look at the queue.
 #[derive(Default)]
 pub(crate) struct Settled {
+    pub appended_bytes: i64,
     pub committed: u64,
     pub aborted: u64,
     /// When the timer is to look here.

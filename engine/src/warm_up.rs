@@ -1,122 +1,385 @@
-//! From files to memory, before clients are let in.
+//! From files to memory, while clients are served.
+//!
+//! ```text
+//!     headers read, open prepares committed ──▶ ready ──▶ vBucket after vBucket: keys, and values while there is room
+//!                                                             a key asked for before its turn is looked up in the file
+//! ```
+//! How long a start takes so depends on the number of files, not on what is in them.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use persist::{Damages, StoreError, WarmUp};
-use scheduler::{PoolKind, Pools};
-use types::{Item, VbId, VbState};
+use persist::{Damages, StoreError};
+use scheduler::{Class, Context, Next, PoolKind, Task, TaskHandle};
+use types::{Item, KeyBuf, VbId, VbState};
 
 use crate::bucket::Bucket;
+use crate::vbucket::VBucket;
 
 /// What a bucket was found to hold.
 #[derive(Clone, Debug, Default)]
 pub struct Recovered {
     pub bucket: String,
+    /// With a file.
     pub vbuckets: usize,
     pub documents: u64,
     /// In the files; they are not loaded.
     pub tombstones: u64,
-    /// Documents whose value stayed in the file because memory was short.
-    pub without_value: u64,
     /// Sync writes that were under way and are now committed.
     pub recommitted: u64,
     /// Sum of the vBuckets' high seqnos.
     pub seqnos: u64,
+    /// Until the bucket could be served.
     pub took: Duration,
 }
 
-/// How many threads load at once.
-const LOADERS: usize = 4;
+/// How far loading has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WarmUpProgress {
+    pub vbuckets_loaded: usize,
+    pub vbuckets_total: usize,
+    /// Documents read, and those that came with their value.
+    pub keys: u64,
+    pub values: u64,
+    /// Of keys and values.
+    pub bytes: u64,
+    /// vBuckets that could not be read to their end: each of their documents is looked up in the file.
+    pub failed: usize,
+    /// Since the bucket was served; stands still once everything is loaded.
+    pub took: Duration,
+}
+
+impl WarmUpProgress {
+    pub fn is_done(&self) -> bool {
+        self.vbuckets_loaded + self.failed >= self.vbuckets_total
+    }
+}
+
+/// How many vBuckets are loaded at once.
+const LOADERS: usize = 2;
+
+/// The loading of a bucket.
+#[derive(Default)]
+pub(crate) struct WarmUp {
+    files: OnceLock<Vec<VbId>>,
+    next: AtomicUsize,
+    loaded: AtomicUsize,
+    failed: AtomicUsize,
+    keys: AtomicU64,
+    values: AtomicU64,
+    bytes: AtomicU64,
+    began: OnceLock<Duration>,
+    ended: OnceLock<Duration>,
+    pub recovered: OnceLock<Recovered>,
+    tasks: OnceLock<Vec<TaskHandle>>,
+}
+
+impl WarmUp {
+    pub fn cancel(&self) {
+        self.tasks.get().into_iter().flatten().for_each(TaskHandle::cancel);
+    }
+}
 
 impl Bucket {
-    /// Loads every vBucket that has a file, several at a time.
-    pub(crate) fn warm_up(self: &Arc<Bucket>, pools: &Pools) -> Result<Recovered, StoreError> {
+    /// Takes over what the files say of themselves, and the sync writes that were under way.
+    pub(crate) fn recover(&self) -> Result<Recovered, StoreError> {
         let began = self.env.clock.monotonic();
-        let files = Arc::new(self.store.recovered());
+        let files = self.store.recovered();
         let mut recovered = Recovered { bucket: self.name().to_owned(), vbuckets: files.len(), ..Recovered::default() };
-        let loader = Arc::new(Loader { next: AtomicUsize::new(0), without_value: AtomicU64::new(0) });
-        let (send, receive) = mpsc::channel();
-        let ids: Arc<Vec<VbId>> = Arc::new(files.iter().map(|file| file.vb).collect());
-        let helpers = if self.options.parallel_warm_up { LOADERS.min(ids.len()) } else { 0 };
-        for _ in 0..helpers {
-            let (me, loader, ids, send) = (Arc::clone(self), Arc::clone(&loader), Arc::clone(&ids), send.clone());
-            pools.execute(PoolKind::Reader, "warm_up", move || {
-                let _ = send.send(loader.run(&me, &ids));
-            });
-        }
-        drop(send);
-        if helpers == 0 {
-            loader.run(self, &ids)?;
-        }
         let mut damages = Vec::new();
-        for result in receive {
-            match result {
+        for file in &files {
+            let vb = &self.vbuckets[usize::from(file.vb.0)];
+            match self.recover_prepares(vb) {
+                // Elsewhere they wait for whoever makes the vBucket active.
+                Ok(count) => recovered.recommitted += if vb.state() == VbState::Active { count } else { 0 },
+                // The others are looked at too, so that one start shows all of it.
                 Err(StoreError::Damaged(found)) => damages.extend(found.0),
-                other => other?,
+                Err(other) => return Err(other),
+            }
+            if vb.full_eviction {
+                vb.table.reserve_filter(file.alive + file.tombstones);
+            }
+            recovered.seqnos += file.high.0;
+            recovered.tombstones += file.tombstones;
+            recovered.documents += vb.live();
+            if vb.state() == VbState::Active {
+                vb.retrack();
             }
         }
         if !damages.is_empty() {
             return Err(StoreError::Damaged(Damages(damages)));
         }
-        for file in files.iter() {
-            let vb = &self.vbuckets[usize::from(file.vb.0)];
-            recovered.seqnos += file.high.0;
-            recovered.tombstones += file.tombstones;
-            recovered.documents += vb.table.counts.live.load(Relaxed) as u64;
-            // Elsewhere they wait for whoever makes the vBucket active.
-            if vb.state() == VbState::Active {
-                recovered.recommitted += vb.table.counts.prepares.load(Relaxed) as u64;
-                vb.retrack();
-            }
-        }
-        recovered.without_value = loader.without_value.load(Relaxed);
-        recovered.took = self.env.clock.monotonic().saturating_sub(began);
-        let _ = self.warm_up.set(recovered.clone());
+        let _ = self.warm_up.files.set(files.iter().map(|file| file.vb).collect());
+        let now = self.env.clock.monotonic();
+        let _ = self.warm_up.began.set(now);
+        recovered.took = now.saturating_sub(began);
+        let _ = self.warm_up.recovered.set(recovered.clone());
         Ok(recovered)
     }
 
-    fn load(&self, vb: VbId, without_value: &AtomicU64) -> Result<(), StoreError> {
-        let home = &self.vbuckets[usize::from(vb.0)];
+    fn recover_prepares(&self, vb: &VBucket) -> Result<u64, StoreError> {
+        let prepares = self.store.open_prepares(vb.id)?;
+        for prepare in &prepares {
+            // What it will replace must be known when it is committed.
+            let committed = self.store.fetch_now(vb.id, prepare.key())?;
+            let mut slot = vb.table.lock(prepare.key());
+            if let Some(item) = committed {
+                slot.put_committed(item, false);
+            }
+            slot.put_prepare(prepare.clone());
+        }
+        Ok(prepares.len() as u64)
+    }
+
+    /// Begins to load.
+    pub(crate) fn warm_up(self: &Arc<Bucket>) {
+        let count = self.warm_up.files.get().map_or(0, Vec::len).min(LOADERS);
+        let tasks: Vec<_> = (0..count)
+            .map(|_| self.pools.spawn(PoolKind::Background, Arc::new(Loader { bucket: Arc::downgrade(self) })))
+            .collect();
+        tasks.iter().for_each(TaskHandle::wake);
+        let _ = self.warm_up.tasks.set(tasks);
+    }
+
+    /// How far the loading of what was on disk has come.
+    pub fn warm_up_progress(&self) -> WarmUpProgress {
+        let warm_up = &self.warm_up;
+        let began = warm_up.began.get().copied().unwrap_or_default();
+        let ended = warm_up.ended.get().copied().unwrap_or_else(|| self.env.clock.monotonic());
+        let vbuckets_total = warm_up.files.get().map_or(0, Vec::len);
+        WarmUpProgress {
+            vbuckets_loaded: warm_up.loaded.load(Relaxed),
+            vbuckets_total,
+            keys: warm_up.keys.load(Relaxed),
+            values: warm_up.values.load(Relaxed),
+            bytes: warm_up.bytes.load(Relaxed),
+            failed: warm_up.failed.load(Relaxed),
+            took: if vbuckets_total == 0 { Duration::ZERO } else { ended.saturating_sub(began) },
+        }
+    }
+
+    /// Loads one vBucket: all of its keys, or under full eviction a filter of them; values while there is room.
+    fn load(&self, id: VbId) -> Result<(), StoreError> {
+        let (vb, progress) = (&self.vbuckets[usize::from(id.0)], &self.warm_up);
+        let filed = vb.log.marks.filed();
+        let has_room = |bytes: usize| self.memory_used() + bytes as u64 <= self.low_mark();
+        let mut documents = 0i64;
         let mut each = |item: Item| {
-            let item = Arc::new(item);
-            let mut slot = home.table.lock(item.key());
-            if item.is_committed() {
-                if !item.resident() {
-                    without_value.fetch_add(1, Relaxed);
-                }
-                slot.put_committed(Arc::clone(&item), true);
-            } else {
-                slot.put_prepare(Arc::clone(&item));
+            if !item.is_committed() {
+                return;
+            }
+            documents += i64::from(!item.is_deleted());
+            progress.keys.fetch_add(1, Relaxed);
+            progress.values.fetch_add(item.has_value().into(), Relaxed);
+            progress.bytes.fetch_add((item.id().len() + item.value().len()) as u64, Relaxed);
+            let key = KeyBuf::copy_of(item.key());
+            let mut slot = vb.table.lock(key.as_key());
+            slot.note_key();
+            if slot.committed().is_some() {
+                return;
+            }
+            // Of these a newer version may have come and left again since the file was opened; values alone never take
+            // the key along, and tombstones stay while this runs.
+            let passed = vb.table.left_upto() > filed || item.is_deleted() || !item.resident();
+            if !(vb.full_eviction && passed) {
+                slot.put_committed(item, false);
             }
         };
-        let options = WarmUp { tombstones: false };
-        self.store.warm_up(
-            vb,
-            options,
-            &mut |_, bytes| self.memory_used() + bytes as u64 <= self.high_mark(),
-            &mut each,
-        )
+        let options = persist::WarmUp { tombstones: vb.full_eviction };
+        let read = self.store.warm_up(id, options, &mut |_, bytes| has_room(bytes), &mut each)?;
+        let said = read.map_or(0, |file| file.alive.saturating_sub(file.on_disk_prepares));
+        vb.set_loaded(documents - said as i64);
+        Ok(())
     }
 }
 
+/// Loads one vBucket a run, whenever there is nothing better to do.
 struct Loader {
-    next: AtomicUsize,
-    without_value: AtomicU64,
+    bucket: Weak<Bucket>,
 }
 
-impl Loader {
-    fn run(&self, bucket: &Bucket, ids: &[VbId]) -> Result<(), StoreError> {
-        // Damage does not stop the others, so that one start shows all of it.
-        let mut damages = Vec::new();
-        while let Some(vb) = ids.get(self.next.fetch_add(1, Relaxed)) {
-            match bucket.load(*vb, &self.without_value) {
-                Err(StoreError::Damaged(found)) => damages.extend(found.0),
-                other => other?,
+impl Task for Loader {
+    fn name(&self) -> &'static str {
+        "warm_up"
+    }
+
+    fn class(&self) -> Class {
+        Class::Lazy
+    }
+
+    fn run(&self, _: &Context<'_>) -> Next {
+        let Some(bucket) = self.bucket.upgrade() else { return Next::Done };
+        let warm_up = &bucket.warm_up;
+        let Some(files) = warm_up.files.get() else { return Next::Done };
+        let Some(vb) = files.get(warm_up.next.fetch_add(1, Relaxed)) else { return Next::Done };
+        match bucket.load(*vb) {
+            Ok(()) => _ = warm_up.loaded.fetch_add(1, Relaxed),
+            Err(error) => {
+                warm_up.failed.fetch_add(1, Relaxed);
+                tracing::error!(
+                    bucket = bucket.name(),
+                    vb = vb.0,
+                    "could not be loaded; its documents are looked up in the file one by one: {error}"
+                );
             }
         }
-        if damages.is_empty() { Ok(()) } else { Err(StoreError::Damaged(Damages(damages))) }
+        let progress = bucket.warm_up_progress();
+        if progress.is_done() && warm_up.ended.set(bucket.env.clock.monotonic()).is_ok() {
+            tracing::info!(
+                bucket = bucket.name(),
+                vbuckets = progress.vbuckets_loaded,
+                failed = progress.failed,
+                documents = progress.keys,
+                values = progress.values,
+                bytes = progress.bytes,
+                took_ms = progress.took.as_millis(),
+                "everything is loaded"
+            );
+        }
+        Next::Again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::channel;
+
+    use env::sim::Sim;
+    use persist::{BucketSpec, Eviction, Store};
+    use scheduler::{PoolConfig, Pools, Stop};
+    use types::{BucketUuid, Cas, Datatype, DocKey};
+
+    use super::*;
+    use crate::engine::{Engine, Options};
+    use crate::op::{Mailbox, Op, OpResult, Request, StoreMode, Ticket, Waiter};
+
+    struct Letter(std::sync::mpsc::Sender<OpResult>);
+
+    impl Mailbox for Letter {
+        fn deliver(&self, _: Ticket, result: OpResult) {
+            let _ = self.0.send(result);
+        }
+    }
+
+    fn ask(bucket: &Bucket, key: DocKey<'_>, op: Op<'_>) -> OpResult {
+        let (send, receive) = channel();
+        let mailbox: Arc<dyn Mailbox> = Arc::new(Letter(send));
+        let ticket = Ticket { slot: 0, generation: 0, request: 0 };
+        let (vb, cas, accepts) = (VbId(0), Cas(0), Datatype(7));
+        let request = Request { vb, key, cas, durability: None, preserve_expiry: false, accepts, op };
+        match bucket.execute(&request, &|| Waiter::new(Arc::clone(&mailbox), ticket)) {
+            crate::Outcome::Done(result) => result,
+            crate::Outcome::Pending => receive.recv().expect("answered"),
+        }
+    }
+
+    fn set(bucket: &Bucket, key: DocKey<'_>, value: &[u8]) {
+        let (mode, flags, expiry, datatype) = (StoreMode::Set, 0, 0, Datatype::RAW);
+        ask(bucket, key, Op::Store { mode, flags, expiry, datatype, value }).expect("stored");
+    }
+
+    fn start(sim: &Sim, eviction: Eviction) -> (Arc<Pools>, Engine, Arc<Bucket>) {
+        let env = sim.env();
+        let pools = Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 });
+        let store = Store::open(&env, &pools, Path::new("/data"), persist::Options::default()).expect("opens");
+        let engine = Engine::new(&env, &pools, store, Options::default());
+        // What begins to load is held up by whoever has the first key's stripe.
+        engine.warm_up().expect("nothing is damaged");
+        let spec = BucketSpec {
+            name: "b".into(),
+            uuid: BucketUuid(1),
+            vbuckets: 1,
+            replicas: 0,
+            quota_bytes: 64 << 20,
+            flush_enabled: true,
+            eviction,
+        };
+        let bucket = engine.bucket("b").unwrap_or_else(|| engine.create_bucket(spec).expect("a new one"));
+        (pools, engine, bucket)
+    }
+
+    fn until(mut what: impl FnMut() -> bool) {
+        while !what() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Goal: what changes and leaves memory again while its vBucket is loaded is not undone by the loading. Method: the
+    /// loader is held at the first key, its view of the file already taken; then the other keys are changed, filed, and
+    /// dropped from memory as far as that is allowed.
+    #[test]
+    fn loading_undoes_nothing() {
+        for eviction in [Eviction::Value, Eviction::Full] {
+            let (_, mut sim) = env::sim::env(1);
+            let keys: Vec<_> =
+                (0..64).map(|n| KeyBuf::in_default_collection(format!("k{n}").as_bytes()).expect("short")).collect();
+            {
+                let (pools, engine, bucket) = start(&sim, eviction);
+                keys.iter().for_each(|key| set(&bucket, key.as_key(), b"a value of some length, worth dropping"));
+                assert!(engine.drain().left.is_empty());
+                drop((bucket, engine));
+                pools.shutdown(Stop::Cancel);
+            }
+            sim.kill();
+            let env = sim.env();
+            let pools = Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 });
+            let store = Store::open(&env, &pools, Path::new("/data"), persist::Options::default()).expect("opens");
+            let found = store.buckets().remove(0);
+            let bucket = Bucket::new(&env, &pools, Options::default(), found, true);
+            bucket.recover().expect("nothing is damaged");
+            bucket.start();
+            let vb = &bucket.vbuckets[0];
+            let stripe_of = |key: &KeyBuf| vb.table.stripe_of(key.as_key());
+            let held = stripe_of(&keys[0]);
+            std::thread::scope(|scope| {
+                let (release, released) = channel::<()>();
+                let (hold, is_held) = channel();
+                let first = &keys[0];
+                scope.spawn(move || {
+                    let _slot = vb.table.lock(first.as_key());
+                    hold.send(()).expect("somebody waits");
+                    let _ = released.recv();
+                });
+                is_held.recv().expect("held");
+                let loader = scope.spawn(|| bucket.load(VbId(0)).expect("readable"));
+                until(|| bucket.warm_up.keys.load(Relaxed) > 0);
+                let others = || keys.iter().filter(|key| stripe_of(key) != held);
+                for (n, key) in others().enumerate() {
+                    match n % 2 {
+                        0 => _ = ask(&bucket, key.as_key(), Op::Delete).expect("it was there"),
+                        _ => set(&bucket, key.as_key(), b"new, and again long enough to be dropped"),
+                    }
+                }
+                until(|| vb.log.marks.filed() == vb.log.marks.high());
+                // Would wait for the held stripe, if it wanted to drop any.
+                let tombstones = || vb.table.counts.tombstones.load(Relaxed);
+                let before = tombstones();
+                let dropper = scope.spawn(|| vb.drop_tombstones());
+                until(|| dropper.is_finished() || tombstones() < before);
+                for stripe in (0..crate::hash_table::STRIPES).filter(|stripe| *stripe != held) {
+                    let whole = vb.full_eviction;
+                    let leaving = crate::hash_table::Leaving { filed: vb.log.marks.filed(), heat_max: 255, whole };
+                    vb.table.evict(stripe, leaving, || false);
+                }
+                release.send(()).expect("still there");
+                loader.join().expect("no panic");
+                for (n, key) in others().enumerate() {
+                    match ask(&bucket, key.as_key(), Op::Get) {
+                        Ok(crate::Reply::Value { item, body, .. }) if n % 2 == 1 => {
+                            assert!(body.of(&item).starts_with(b"new"), "{eviction:?}");
+                        }
+                        Err(crate::OpError::NotFound) if n % 2 == 0 => {}
+                        other => panic!("{eviction:?} {n}: {other:?}"),
+                    }
+                }
+                let deleted = others().count().div_ceil(2);
+                assert_eq!(bucket.items(), (keys.len() - deleted) as u64);
+            });
+            bucket.stop("the test is over");
+            drop((bucket, store));
+            pools.shutdown(Stop::Cancel);
+        }
     }
 }

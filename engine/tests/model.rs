@@ -13,18 +13,45 @@ use types::{Cas, Datatype, Level, VbId};
 
 #[derive(Clone, Debug)]
 enum Step {
-    Store { mode: StoreMode, with_cas: WithCas, expiry: u32, durable: Option<Level> },
-    Delete { with_cas: WithCas, durable: Option<Level> },
+    Store {
+        mode: StoreMode,
+        with_cas: WithCas,
+        expiry: u32,
+        durable: Option<Level>,
+    },
+    Delete {
+        with_cas: WithCas,
+        durable: Option<Level>,
+    },
     Get,
     Meta,
-    Touch { expiry: u32 },
-    Lock { seconds: u32 },
-    Unlock { with_cas: WithCas },
-    Append { with_cas: WithCas },
-    Add { by: u64, initial: Option<u64> },
+    Touch {
+        expiry: u32,
+    },
+    Lock {
+        seconds: u32,
+    },
+    Unlock {
+        with_cas: WithCas,
+    },
+    Append {
+        with_cas: WithCas,
+    },
+    Add {
+        by: u64,
+        initial: Option<u64>,
+    },
     Evict,
-    Wait { ms: u64 },
+    Wait {
+        ms: u64,
+    },
     Page,
+    /// All that is in the file leaves memory, as if it were short.
+    Squeeze,
+    /// A few steps of what goes on behind the scenes.
+    Steps {
+        count: usize,
+    },
     Restart,
 }
 
@@ -68,6 +95,8 @@ fn steps() -> impl Strategy<Value = Vec<(u8, Step)>> {
         2 => Just(Step::Evict),
         2 => (0u64..12_000).prop_map(|ms| Step::Wait { ms }),
         1 => Just(Step::Page),
+        2 => Just(Step::Squeeze),
+        1 => (1usize..4).prop_map(|count| Step::Steps { count }),
         1 => Just(Step::Restart),
     ];
     prop::collection::vec((0u8..4, step), 1..60)
@@ -137,8 +166,8 @@ fn error_of(result: &OpResult) -> Result<(), OpError> {
     result.as_ref().map(|_| ()).map_err(OpError::clone)
 }
 
-fn run(script: Vec<(u8, Step)>) {
-    let mut w = World::new(7);
+fn run(script: Vec<(u8, Step)>, eviction: persist::Eviction) {
+    let mut w = World::with(7, persist::BucketSpec { eviction, ..spec() });
     let mut model = Model::default();
     for (n, (key, step)) in script.into_iter().enumerate() {
         let (name, now, now_s) = (format!("k{key}"), w.env.clock.monotonic(), w.now_s());
@@ -293,9 +322,15 @@ fn run(script: Vec<(u8, Step)>) {
                 w.stepper.advance(Duration::from_millis(ms));
             }
             Step::Page => w.file_everything(),
+            Step::Squeeze => {
+                w.bucket.squeeze();
+            }
+            Step::Steps { count } => (0..count).for_each(|_| _ = w.stepper.step()),
             Step::Restart => {
                 w.settle();
+                let items = w.bucket.items();
                 w = w.restart();
+                assert_eq!(w.bucket.items(), items, "{what}");
                 model.locks.clear();
                 model.last_cas = model.written_cas;
             }
@@ -320,6 +355,11 @@ proptest! {
 
     #[test]
     fn the_engine_answers_as_a_map_with_conditions_would(script in steps()) {
-        run(script);
+        run(script, persist::Eviction::Value);
+    }
+
+    #[test]
+    fn so_it_does_when_whole_documents_leave_memory(script in steps()) {
+        run(script, persist::Eviction::Full);
     }
 }

@@ -187,7 +187,7 @@ fn append_and_prepend_join_inflated_bodies() {
     w.set("j", "[1,2");
     mutated(w.op("j", concat(End::Append, b"]")));
     let Ok(Reply::Value { datatype, item, .. }) = w.op("j", Op::Get) else { panic!() };
-    assert_eq!((datatype, item.meta.flags), (Datatype::JSON, 0xdead_beef));
+    assert_eq!((datatype, item.meta().flags), (Datatype::JSON, 0xdead_beef));
 }
 
 fn mutate<'a>(specs: &'a [MutationSpec<'a>], doc_flags: DocFlags) -> Op<'a> {

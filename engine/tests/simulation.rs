@@ -110,7 +110,7 @@ impl Dice {
 #[derive(Default)]
 struct Witness {
     /// Every change, in order; after a restart cut to what the file kept.
-    history: Vec<Arc<Item>>,
+    history: Vec<Item>,
     /// Somebody was told that everything up to here is on disk.
     promised: Seqno,
     /// Highest CAS of what survived.
@@ -120,21 +120,19 @@ struct Witness {
 
 impl Witness {
     fn high(&self) -> Seqno {
-        self.history.last().map_or(Seqno(0), |item| item.meta.seqno)
+        self.history.last().map_or(Seqno(0), |item| item.seqno())
     }
 
     /// The newest committed change of each key.
-    fn committed(&self) -> BTreeMap<Vec<u8>, Arc<Item>> {
+    fn committed(&self) -> BTreeMap<Vec<u8>, Item> {
         let committed = self.history.iter().filter(|item| item.is_committed());
-        committed.map(|item| (item.id().to_vec(), Arc::clone(item))).collect()
+        committed.map(|item| (item.id().to_vec(), item.clone())).collect()
     }
 
     /// Prepares that are neither committed nor aborted, in order.
-    fn open_prepares(&self) -> Vec<Arc<Item>> {
+    fn open_prepares(&self) -> Vec<Item> {
         let completed: BTreeSet<Seqno> = self.history.iter().filter_map(|item| completes(item)).collect();
-        let open = |item: &&Arc<Item>| {
-            matches!(item.kind, Kind::Prepare { .. }) && !completed.contains(&item.meta.seqno)
-        };
+        let open = |item: &&Item| matches!(item.kind(), Kind::Prepare { .. }) && !completed.contains(&item.seqno());
         self.history.iter().filter(open).cloned().collect()
     }
 
@@ -142,19 +140,19 @@ impl Witness {
     fn counts(&self) -> (u64, u64, u64) {
         let id = |item: &Item| (item.is_committed(), item.id().to_vec());
         let newest: BTreeMap<_, _> = self.history.iter().map(|item| (id(item), item)).collect();
-        let is_dead = |item: &&&Arc<Item>| match item.kind {
+        let is_dead = |item: &&&Item| match item.kind() {
             Kind::Committed { .. } => item.is_deleted(),
             Kind::Prepare { .. } => false,
             Kind::Abort { .. } => true,
         };
         let dead = newest.values().filter(is_dead).count() as u64;
-        let prepares = newest.values().filter(|item| matches!(item.kind, Kind::Prepare { .. })).count() as u64;
+        let prepares = newest.values().filter(|item| matches!(item.kind(), Kind::Prepare { .. })).count() as u64;
         (newest.len() as u64 - dead, dead, prepares)
     }
 }
 
 fn completes(item: &Item) -> Option<Seqno> {
-    match item.kind {
+    match item.kind() {
         Kind::Committed { prepared } => prepared,
         Kind::Abort { prepared } => Some(prepared),
         Kind::Prepare { .. } => None,
@@ -263,7 +261,8 @@ fn end(sim: &mut Sim, dice: &mut Dice) {
 
 /// Something that goes wrong, and whether reads may.
 fn trouble(dice: &mut Dice, sim: &Sim) -> (FaultPlan, bool) {
-    let rule = |dice: &mut Dice, op, errno| Rule::new(op, Fault::Errno(errno)).nth(dice.below(6)).times(1 + dice.below(4));
+    let rule =
+        |dice: &mut Dice, op, errno| Rule::new(op, Fault::Errno(errno)).nth(dice.below(6)).times(1 + dice.below(4));
     let plan = FaultPlan::new();
     match dice.below(9) {
         0 => (plan.noise(Noise::loud()), false),
@@ -298,7 +297,7 @@ impl Life<'_> {
                 assert_eq!(counts, witness.counts(), "vBucket {id}: counts of the file");
                 let completed = witness.history.iter().filter_map(|item| completes(item)).max();
                 assert_eq!(found.completed, completed.unwrap_or_default());
-                let max_cas = witness.history.iter().map(|item| item.meta.cas).max();
+                let max_cas = witness.history.iter().map(|item| item.meta().cas).max();
                 assert!(Some(found.max_cas) >= max_cas, "vBucket {id}: the highest CAS");
             }
             let vb = self.bucket.vbucket(VbId(id)).expect("there");
@@ -321,9 +320,12 @@ impl Life<'_> {
             let new = &witness.history[high.0 as usize..];
             assert_eq!(new.len(), open.len(), "vBucket {id}: open prepares are committed, and nothing else happens");
             for (commit, prepare) in new.iter().zip(&open) {
-                let kind = Kind::Committed { prepared: Some(prepare.meta.seqno) };
-                let meta = types::Meta { seqno: commit.meta.seqno, ..prepare.meta };
-                assert_eq!((commit.kind, commit.meta, commit.id(), commit.value()), (kind, meta, prepare.id(), prepare.value()));
+                let kind = Kind::Committed { prepared: Some(prepare.seqno()) };
+                let meta = types::Meta { seqno: commit.seqno(), ..prepare.meta() };
+                assert_eq!(
+                    (commit.kind(), commit.meta(), commit.id(), commit.value()),
+                    (kind, meta, prepare.id(), prepare.value())
+                );
             }
         }
         self.read_everything();
@@ -337,9 +339,9 @@ impl Life<'_> {
             let slice = vb.log.read(cursor, usize::MAX);
             vb.log.release(cursor, slice.last);
             for item in slice.items {
-                assert_eq!(item.meta.seqno, witness.high().next(), "vBucket {id}: no gaps");
+                assert_eq!(item.seqno(), witness.high().next(), "vBucket {id}: no gaps");
                 if let Some(prepared) = completes(&item) {
-                    let first = witness.open_prepares()[0].meta.seqno;
+                    let first = witness.open_prepares()[0].seqno();
                     assert_eq!(prepared, first, "vBucket {id}: completed in the order of the prepares");
                 }
                 witness.history.push(item);
@@ -436,7 +438,7 @@ impl Life<'_> {
 
     fn is_past(&self, item: &Item) -> bool {
         use env::Clock;
-        item.meta.expiry != 0 && item.meta.expiry <= self.sim.clock.unix_s()
+        item.meta().expiry != 0 && item.meta().expiry <= self.sim.clock.unix_s()
     }
 
     fn ask(&mut self) {
@@ -449,7 +451,7 @@ impl Life<'_> {
         let expiry = self.dice.pick(&[0, 0, 0, 1, 5]);
         let current = self.witnesses[usize::from(vb)].committed().get(&id).cloned();
         let cas = match (self.dice.below(4), &current) {
-            (0, Some(item)) => item.meta.cas,
+            (0, Some(item)) => item.meta().cas,
             (1, _) if self.dice.one_in(4) => Cas(7),
             _ => Cas(0),
         };
@@ -486,13 +488,17 @@ impl Life<'_> {
             op,
             Op::Store { .. } | Op::Delete | Op::Arithmetic { .. } | Op::Concat { .. } | Op::SubdocMutate(_)
         );
-        let level = self.dice.pick(&[None, Some(Level::Majority), Some(Level::MajorityAndPersistActive), Some(Level::PersistMajority)]);
+        let level = self.dice.pick(&[
+            None,
+            Some(Level::Majority),
+            Some(Level::MajorityAndPersistActive),
+            Some(Level::PersistMajority),
+        ]);
         let level = level.filter(|_| durable);
         let timeout = self.dice.pick(&[None, Some(Duration::from_millis(1500))]);
         let durability = level.map(|level| Requirement { level, timeout });
         let preserve_expiry = self.dice.one_in(5);
-        let request =
-            Request { vb: VbId(vb), cas, durability, preserve_expiry, ..request(&key, op) };
+        let request = Request { vb: VbId(vb), cas, durability, preserve_expiry, ..request(&key, op) };
         let asked = self.asked(vb, id, level, matches!(op, Op::Get), None);
         match self.bucket.execute(&request, &|| self.waiter(number)) {
             Outcome::Done(result) => self.answered(asked, result),
@@ -521,14 +527,18 @@ impl Life<'_> {
             return;
         }
         match &result {
-            Ok(Reply::Mutated(told) | Reply::Counter { mutated: told, .. } | Reply::SubdocMutated { mutated: told, .. }) => {
+            Ok(
+                Reply::Mutated(told)
+                | Reply::Counter { mutated: told, .. }
+                | Reply::SubdocMutated { mutated: told, .. },
+            ) => {
                 let witness = &mut self.witnesses[vb];
                 let item = &witness.history[told.seqno.0 as usize - 1];
-                assert_eq!((item.meta.seqno, item.meta.cas, item.id()), (told.seqno, told.cas, &*asked.id));
-                assert_eq!(matches!(item.kind, Kind::Prepare { .. }), asked.level.is_some());
+                assert_eq!((item.seqno(), item.meta().cas, item.id()), (told.seqno, told.cas, &*asked.id));
+                assert_eq!(matches!(item.kind(), Kind::Prepare { .. }), asked.level.is_some());
                 if asked.level.is_some() {
                     let kind = Kind::Committed { prepared: Some(told.seqno) };
-                    assert!(witness.history.iter().any(|item| item.kind == kind), "acknowledged, so committed");
+                    assert!(witness.history.iter().any(|item| item.kind() == kind), "acknowledged, so committed");
                     self.lived.acknowledged += 1;
                 }
                 if asked.level.is_some_and(|level| level > Level::Majority) {
@@ -540,7 +550,10 @@ impl Life<'_> {
                 assert!(versions.iter().flatten().any(|version| same(version, item)), "a value nobody wrote: {item:?}");
             }
             Err(OpError::NotFound) if asked.is_read => {
-                let gone = self.versions(&asked).iter().any(|version| version.as_ref().is_none_or(|item| item.is_deleted() || self.is_past(item)));
+                let gone = self
+                    .versions(&asked)
+                    .iter()
+                    .any(|version| version.as_ref().is_none_or(|item| item.is_deleted() || self.is_past(item)));
                 assert!(gone || asked.expired_then, "not found, and nobody deleted it");
             }
             Ok(_) => {}
@@ -561,9 +574,9 @@ impl Life<'_> {
     }
 
     /// What the key was, from when it was asked for until now.
-    fn versions(&self, asked: &Asked) -> Vec<Option<Arc<Item>>> {
+    fn versions(&self, asked: &Asked) -> Vec<Option<Item>> {
         let history = &self.witnesses[usize::from(asked.vb)].history;
-        let of_key = |item: &&Arc<Item>| item.is_committed() && item.id() == asked.id;
+        let of_key = |item: &&Item| item.is_committed() && item.id() == asked.id;
         let first = history[..asked.since].iter().rev().find(of_key).cloned();
         let later = history[asked.since..].iter().filter(of_key).cloned().map(Some);
         [first].into_iter().chain(later).collect()
@@ -587,7 +600,9 @@ impl Life<'_> {
                     }
                 };
                 match (result, expected) {
-                    (Ok(Reply::Value { item, .. }), Some(expected)) => assert!(same(&item, &expected), "{item:?}, {expected:?}"),
+                    (Ok(Reply::Value { item, .. }), Some(expected)) => {
+                        assert!(same(&item, &expected), "{item:?}, {expected:?}")
+                    }
                     (Err(OpError::NotFound), None) => {}
                     (found, expected) => panic!("vBucket {vb}, k{n}: found {found:?}, expected {expected:?}"),
                 }
@@ -632,5 +647,5 @@ impl Life<'_> {
 
 /// The same version of a document: what is read from the file does not know of its prepare.
 fn same(a: &Item, b: &Item) -> bool {
-    (a.meta.seqno, a.meta.cas, a.meta.rev, a.value()) == (b.meta.seqno, b.meta.cas, b.meta.rev, b.value())
+    (a.seqno(), a.meta().cas, a.meta().rev, a.value()) == (b.seqno(), b.meta().cas, b.meta().rev, b.value())
 }

@@ -35,7 +35,7 @@ fn a_durable_write_is_acknowledged_when_it_is_on_disk_and_not_before() {
         let Mutated { cas, seqno, .. } = mutated(w.answer(number).unwrap());
         let shown = w.op("k", Op::Get).unwrap();
         let Reply::Value { item, .. } = &shown else { panic!() };
-        assert_eq!((item.meta.cas, item.meta.seqno), (cas, seqno.next()), "prepare and commit share the CAS");
+        assert_eq!((item.meta().cas, item.seqno()), (cas, seqno.next()), "prepare and commit share the CAS");
         assert!(w.bucket.observe_seqno(VbId(0), w.bucket.vb_uuid(VbId(0)).unwrap()).unwrap().persisted >= seqno);
     }
 }
@@ -123,7 +123,7 @@ fn commits_are_in_the_order_of_their_prepares_whatever_the_levels() {
     assert!(prepares.is_sorted());
     let commits: Vec<Seqno> = (0..6)
         .map(|n| match w.op(&format!("k{n}"), Op::Get).unwrap() {
-            Reply::Value { item, .. } => item.meta.seqno,
+            Reply::Value { item, .. } => item.seqno(),
             other => panic!("{other:?}"),
         })
         .collect();

@@ -179,7 +179,7 @@ fn run(dir: &Path, way: &str, writers: usize, size: &Size) -> Run {
                         {
                             let mut waiting = done.waiting[usize::from(vb)].lock().unwrap();
                             let begun = Instant::now();
-                            let seqno = append(env, &logs[usize::from(vb)], dice >> 40).meta.seqno;
+                            let seqno = append(env, &logs[usize::from(vb)], dice >> 40).seqno();
                             waiting.push_back((seqno, writer, begun));
                         }
                         bucket.changed(VbId(vb), Urgency::Durable);
@@ -214,7 +214,7 @@ fn run(dir: &Path, way: &str, writers: usize, size: &Size) -> Run {
     }
 }
 
-fn append(env: &Env, log: &Changelog, key: u64) -> Arc<Item> {
+fn append(env: &Env, log: &Changelog, key: u64) -> Item {
     let key = KeyBuf::in_default_collection(format!("key-{:08}", key % 100_000).as_bytes()).unwrap();
     log.append(&*env.clock, |stamp| {
         let meta = Meta {

@@ -1,7 +1,6 @@
 //! One flush's changes, made ready for the file: one entry an id, and what they do to the vBucket's facts.
 
 use std::cmp::Reverse;
-use std::sync::Arc;
 
 use changelog::{Slice, VbRecord};
 use types::{Datatype, Item, Kind, Seqno, VbState};
@@ -13,7 +12,7 @@ pub const PREPARE_PREFIX: u8 = 0x02;
 
 /// What the file calls an item: prepares and aborts live beside the documents, under ids of their own.
 pub fn file_id(item: &Item) -> Vec<u8> {
-    match item.kind {
+    match item.kind() {
         Kind::Committed { .. } => item.id().to_vec(),
         Kind::Prepare { .. } | Kind::Abort { .. } => [&[PREPARE_PREFIX], item.id()].concat(),
     }
@@ -21,7 +20,7 @@ pub fn file_id(item: &Item) -> Vec<u8> {
 
 pub struct Entry {
     pub id: Vec<u8>,
-    pub item: Arc<Item>,
+    pub item: Item,
 }
 
 /// 1. `entries` are sorted by id, one each: the newest of the slice.
@@ -38,12 +37,12 @@ pub struct Batch {
 impl Batch {
     pub fn of(slice: &Slice) -> Batch {
         let mut entries: Vec<_> =
-            slice.items.iter().map(|item| Entry { id: file_id(item), item: Arc::clone(item) }).collect();
-        entries.sort_unstable_by(|a, b| (&a.id, Reverse(a.item.meta.seqno)).cmp(&(&b.id, Reverse(b.item.meta.seqno))));
+            slice.items.iter().map(|item| Entry { id: file_id(item), item: item.clone() }).collect();
+        entries.sort_unstable_by(|a, b| (&a.id, Reverse(a.item.seqno())).cmp(&(&b.id, Reverse(b.item.seqno()))));
         entries.dedup_by(|later, kept| later.id == kept.id);
         Batch {
             entries,
-            first: slice.items.first().map_or(slice.last.next(), |item| item.meta.seqno),
+            first: slice.items.first().map_or(slice.last.next(), |item| item.seqno()),
             last: slice.last,
             items_in: slice.items.len(),
             bytes_in: slice.items.iter().map(|item| item.memory()).sum(),
@@ -60,13 +59,13 @@ impl Batch {
         facts.record = record.clone();
         // Duplicates count too: a prepare committed within the batch was there.
         for item in &slice.items {
-            let meta = &item.meta;
+            let meta = item.meta();
             facts.max_cas = facts.max_cas.max(meta.cas);
             facts.might_contain_xattrs |= meta.datatype.has(Datatype::XATTR);
             if facts.hlc_epoch.is_none() {
                 facts.hlc_epoch = Some(meta.seqno);
             }
-            match item.kind {
+            match item.kind() {
                 Kind::Committed { prepared } => {
                     facts.max_visible = meta.seqno;
                     facts.completed = facts.completed.max(prepared.unwrap_or_default());
@@ -118,7 +117,7 @@ mod tests {
         }
         let slice = log.read(&cursor, usize::MAX);
         let batch = Batch::of(&slice);
-        let kept: Vec<_> = batch.entries.iter().map(|e| (e.id.as_slice(), e.item.meta.seqno.0)).collect();
+        let kept: Vec<_> = batch.entries.iter().map(|e| (e.id.as_slice(), e.item.seqno().0)).collect();
         assert_eq!(kept, [(&b"\0a"[..], 3), (b"\0b", 4), (b"\x02\0a", 5), (b"\x02\0c", 7)]);
         assert_eq!((batch.first, batch.last, batch.items_in), (Seqno(1), Seqno(7), 7));
 

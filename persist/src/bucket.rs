@@ -8,6 +8,7 @@ use changelog::{Changelog, VbRecord};
 use couchstore::{DocInfo, Snapshot};
 use types::{Cas, DocKey, Item, Kind, Meta, RevSeqno, Seqno, VbId};
 
+use crate::batch::PREPARE_PREFIX;
 use crate::error::{Damage, Damages, StoreError};
 use crate::names;
 use crate::queue::Urgency;
@@ -75,16 +76,17 @@ impl BucketStore {
 
     /// Streams the last good commit of one vBucket in seqno order: every document alive, tombstones if asked for, and the
     /// prepares that are neither committed nor aborted, always with their value. `want_value` is asked for each value
-    /// there is, with its bytes on disk; one not wanted stays in the file. An error means that the stream is not whole.
+    /// there is, with its bytes on disk; one not wanted stays in the file. Returns what that commit says of itself, `None`
+    /// without a file. An error means that the stream is not whole.
     pub fn warm_up(
         &self,
         vb: VbId,
         options: WarmUp,
         want_value: &mut dyn FnMut(&Meta, usize) -> bool,
         each: &mut dyn FnMut(Item),
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<RecoveredVb>, StoreError> {
         let vb = self.vb(vb);
-        let Some(committed) = vb.committed() else { return Ok(()) };
+        let Some(committed) = vb.committed() else { return Ok(None) };
         self.warm_up_from(vb, &committed, options, want_value, each).map_err(|error| vb.as_damage(error, &committed))
     }
 
@@ -95,7 +97,7 @@ impl BucketStore {
         options: WarmUp,
         want_value: &mut dyn FnMut(&Meta, usize) -> bool,
         each: &mut dyn FnMut(Item),
-    ) -> Result<(), StoreError> {
+    ) -> Result<Option<RecoveredVb>, StoreError> {
         let file = vb.snapshot(committed)?;
         let completed = committed.facts.completed;
         let mut failed = None;
@@ -111,7 +113,36 @@ impl BucketStore {
             ControlFlow::Continue(())
         });
         let _ = walked.map_err(StoreError::file(vb.id))?;
-        failed.map_or(Ok(()), Err)
+        failed.map_or_else(|| Ok(Some(recovered(vb.id, committed))), Err)
+    }
+
+    /// The prepares that were neither committed nor aborted as of the last good commit, in seqno order. Reads only as much
+    /// of the file as was written since the first of them.
+    pub fn open_prepares(&self, vb: VbId) -> Result<Vec<Item>, StoreError> {
+        let vb = self.vb(vb);
+        let Some(committed) = vb.committed() else { return Ok(Vec::new()) };
+        let (completed, prepared) = (committed.facts.completed, committed.facts.prepared);
+        if prepared <= completed {
+            return Ok(Vec::new());
+        }
+        let file = vb.snapshot(&committed)?;
+        let mut found = Vec::new();
+        let walked = file.changes_since(completed.0 + 1, |info| {
+            if info.seq > prepared.0 {
+                return ControlFlow::Break(());
+            }
+            if info.id.first() == Some(&PREPARE_PREFIX) {
+                found.push(info);
+            }
+            ControlFlow::Continue(())
+        });
+        let _ = walked.map_err(StoreError::file(vb.id))?;
+        let mut open = Vec::new();
+        for info in &found {
+            let item = warm_item(vb, &file, info, WarmUp::default(), completed, &mut |_, _| true)?;
+            open.extend(item.filter(|item| !item.is_committed()));
+        }
+        Ok(open)
     }
 
     /// Hands over the vBucket's changelog, which must not start after the high seqno of its file (0 without one). From here

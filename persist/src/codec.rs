@@ -14,8 +14,8 @@ pub const CHUNK_FRAME_BYTES: u64 = 8;
 
 /// The metadata of an item that couchstore does not interpret. `now_s` stands in for a deletion time that is missing.
 pub fn rev_meta(item: &Item, now_s: u32) -> Vec<u8> {
-    let meta = &item.meta;
-    let sync = match item.kind {
+    let meta = item.meta();
+    let sync = match item.kind() {
         Kind::Committed { .. } => None,
         Kind::Prepare { level } => Some(Sync::Pending { level, is_delete: item.is_deleted() }),
         Kind::Abort { prepared } => Some(Sync::Abort { prepared }),
@@ -34,7 +34,7 @@ pub fn rev_meta(item: &Item, now_s: u32) -> Vec<u8> {
 
 /// Whether the file marks the item as deleted. The prepare of a deletion is alive: it says what will be.
 fn is_tombstone(item: &Item) -> bool {
-    match item.kind {
+    match item.kind() {
         Kind::Committed { .. } => item.is_deleted(),
         Kind::Prepare { .. } => false,
         Kind::Abort { .. } => true,
@@ -45,16 +45,16 @@ fn is_tombstone(item: &Item) -> bool {
 pub fn doc<'a>(item: &'a Item, id: &'a [u8], rev_meta: &'a [u8]) -> Doc<'a> {
     assert!(item.resident(), "a change brings its value");
     let deleted = is_tombstone(item);
-    let body = match item.kind {
+    let body = match item.kind() {
         Kind::Abort { .. } => None,
         _ if deleted && !item.has_value() => None,
         _ => Some(item.value()),
     };
-    let content_meta = kv::content_meta(item.meta.datatype, body.map_or(0, <[u8]>::len));
+    let content_meta = kv::content_meta(item.meta().datatype, body.map_or(0, <[u8]>::len));
     Doc {
         id,
-        seq: item.meta.seqno.0,
-        rev: item.meta.rev.0,
+        seq: item.seqno().0,
+        rev: item.meta().rev.0,
         deleted,
         content_meta,
         rev_meta,
@@ -114,7 +114,7 @@ impl Entry<'_> {
     pub fn with_value(&self, vb: VbId, file: &Snapshot, info: &DocInfo) -> Result<Item, StoreError> {
         let body = file.body(info).map_err(StoreError::file(vb))?;
         let body = body.filter(|body| !(self.meta.deleted.is_some() && body.is_empty()));
-        Ok(Item::new(self.key, self.meta, self.kind, body.map(Vec::into_boxed_slice)))
+        Ok(Item::new(self.key, self.meta, self.kind, body.as_deref()))
     }
 
     /// The item without its value, which stays in the file. Where there is none, that is all there is.
@@ -172,7 +172,7 @@ mod tests {
                     deleted,
                 };
                 let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
-                Item::new(key.as_key(), meta, kind, has_value.then(|| value.into()))
+                Item::new(key.as_key(), meta, kind, has_value.then_some(&*value))
             },
         )
     }
@@ -182,7 +182,7 @@ mod tests {
         fn metadata_survives_the_file(item in items()) {
             let info = info(&item);
             let entry = entry(&info).unwrap().unwrap();
-            prop_assert_eq!((entry.key, entry.meta, entry.kind), (item.key(), item.meta, item.kind));
+            prop_assert_eq!((entry.key, entry.meta, entry.kind), (item.key(), item.meta(), item.kind()));
             prop_assert_eq!(info.rev_meta.len(), if item.is_committed() { 18 } else { 25 });
         }
 

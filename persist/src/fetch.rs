@@ -39,7 +39,10 @@ pub(crate) fn fetch_all(vb: &Vb) {
     vb.home.counters.add(|c| &c.fetched, ids.len() as u64);
     match found {
         Ok((reading, infos)) => {
-            for ((_, dones), info) in waiting.into_iter().zip(infos) {
+            let mut found: Vec<_> = waiting.into_iter().zip(infos).collect();
+            // The disk, and what reads ahead on it, goes forward.
+            found.sort_unstable_by_key(|(_, info)| info.as_ref().map_or(0, |info| info.body_at));
+            for ((_, dones), info) in found {
                 // An item is not cloned but read again for each who waits: that more than one does is rare.
                 dones.into_iter().for_each(|done| done(reading.item(info.as_ref())));
             }

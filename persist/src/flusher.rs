@@ -63,9 +63,9 @@ fn what_to_flush(vb: &Vb, attached: &Attached, is_logged: bool) -> Option<Slice>
     if !is_logged {
         return (!slice.items.is_empty() || vb.wants_record(attached)).then_some(slice);
     }
-    let count = slice.items.partition_point(|item| item.meta.seqno <= durable);
+    let count = slice.items.partition_point(|item| item.seqno() <= durable);
     slice.items.truncate(count);
-    slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.meta.seqno);
+    slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno());
     (slice.record_version, slice.record) = attached.records.lock().logged()?;
     let is_new = attached.recorded.load(Ordering::Acquire) != slice.record_version;
     (!slice.items.is_empty() || is_new).then_some(slice)

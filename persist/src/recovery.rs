@@ -206,6 +206,9 @@ impl Opening<'_> {
         let stored = file.local(vbstate::ID)?;
         let stored = stored.ok_or_else(|| Bad::Facts("the newest commit has no _local/vbstate".to_owned()))?;
         let facts = VbFacts::decode(&stored, high, || self.fresh_uuid()).map_err(Bad::Facts)?;
+        // The tops of both trees: a file of which nothing can be read must not wait for somebody to ask.
+        file.get_by_id(b"")?;
+        file.count_since(high.0)?;
         Ok(Committed {
             rev,
             header_at: header.at,

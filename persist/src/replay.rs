@@ -26,7 +26,7 @@ use crate::vb::Vb;
 /// What the log says of one vBucket beyond its file.
 #[derive(Default)]
 struct Ahead {
-    items: Vec<Arc<Item>>,
+    items: Vec<Item>,
     record: Option<VbRecord>,
     last: Seqno,
 }
@@ -50,18 +50,18 @@ impl Gathered {
         // After a clean stop the files have everything, and may have a newer record than the log.
         let record_counts = replayed.last > high || (replayed.last == high && !was_clean);
         let record = replayed.record.filter(|_| record_counts);
-        let mut items = replayed.items.into_iter().filter(|item| item.meta.seqno > high).peekable();
+        let mut items = replayed.items.into_iter().filter(|item| item.seqno() > high).peekable();
         if record.is_none() && items.peek().is_none() {
             return;
         }
         let ahead = self.ahead.entry(key).or_default();
-        if let Some(first) = items.peek().map(|item| item.meta.seqno)
+        if let Some(first) = items.peek().map(|item| item.seqno())
             && first <= ahead.last
         {
             // Written again after the file went back to an earlier commit: the later history counts.
-            ahead.items.retain(|item| item.meta.seqno < first);
+            ahead.items.retain(|item| item.seqno() < first);
         }
-        ahead.items.extend(items.map(Arc::new));
+        ahead.items.extend(items);
         ahead.last = replayed.last;
         ahead.record = record.or(ahead.record.take());
     }
@@ -165,15 +165,17 @@ fn gap(vb: &Vb, ahead: &Ahead, log_dir: &Path) -> Option<Damage> {
     let mut before = vb.committed().map_or(Seqno(0), |committed| committed.high);
     let file_ends = before;
     for item in &ahead.items {
-        if item.meta.seqno != before.next() {
+        if item.seqno() != before.next() {
             let what = format!(
                 "the file of vBucket {} of bucket \"{}\" ends at seqno {file_ends}, but the commit log goes on with seqno {}",
-                vb.id, vb.home.name, item.meta.seqno
+                vb.id,
+                vb.home.name,
+                item.seqno()
             );
-            let lost = format!("vBucket {}: seqnos {} to {}, and what was between", vb.id, item.meta.seqno, ahead.last);
+            let lost = format!("vBucket {}: seqnos {} to {}, and what was between", vb.id, item.seqno(), ahead.last);
             return Some(Damage { vb: Some(vb.id), path: log_dir.to_owned(), offset: None, what, lost });
         }
-        before = item.meta.seqno;
+        before = item.seqno();
     }
     None
 }
@@ -189,7 +191,7 @@ fn file(vb: &Arc<Vb>, ahead: &Ahead) -> Result<(), StoreError> {
     };
     let slice = Slice {
         items: ahead.items.clone(),
-        last: ahead.items.last().map_or(high, |item| item.meta.seqno),
+        last: ahead.items.last().map_or(high, |item| item.seqno()),
         record: Arc::new(record.unwrap_or_else(fresh)),
         record_version: 0,
     };

@@ -23,6 +23,19 @@ pub struct BucketSpec {
     pub quota_bytes: u64,
     #[serde(default)]
     pub flush_enabled: bool,
+    #[serde(default)]
+    pub eviction: Eviction,
+}
+
+/// What leaves memory when it is short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Eviction {
+    /// Values. Keys and metadata of all documents stay: a miss is known at once.
+    #[default]
+    Value,
+    /// Whole documents: for more keys than memory can hold.
+    Full,
 }
 
 const fn default_quota_bytes() -> u64 {
@@ -119,6 +132,7 @@ mod tests {
             replicas: 1,
             quota_bytes: 1 << 30,
             flush_enabled: true,
+            eviction: Eviction::Full,
         };
         spec.save(&*env.storage, dir).unwrap();
         assert_eq!(BucketSpec::load(&*env.storage, dir).unwrap(), spec);
@@ -127,6 +141,7 @@ mod tests {
         replace_file(&*env.storage, dir, names::SPEC_FILE, old).unwrap();
         let loaded = BucketSpec::load(&*env.storage, dir).unwrap();
         assert_eq!((loaded.uuid, loaded.quota_bytes), (BucketUuid(10), default_quota_bytes()));
+        assert_eq!(loaded.eviction, Eviction::Value);
 
         for bad in [&b"{}"[..], b"", br#"{"name":"other","uuid":"0a","vbuckets":1024}"#, b"\xff"] {
             replace_file(&*env.storage, dir, names::SPEC_FILE, bad).unwrap();

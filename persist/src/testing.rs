@@ -1,7 +1,5 @@
 //! What the tests of this crate share.
 
-use std::sync::Arc;
-
 use changelog::{Changelog, FailoverEntry, FailoverTable, VbRecord};
 use env::Clock;
 use types::{Datatype, Item, KeyBuf, Kind, Meta, RevSeqno, Seqno, VbState, VbUuid};
@@ -11,7 +9,7 @@ pub fn record() -> VbRecord {
     VbRecord { state: VbState::Active, failover, topology: vec![] }
 }
 
-pub fn change(log: &Changelog, clock: &dyn Clock, key: &str, kind: Kind, value: Option<&[u8]>) -> Arc<Item> {
+pub fn change(log: &Changelog, clock: &dyn Clock, key: &str, kind: Kind, value: Option<&[u8]>) -> Item {
     let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
     log.append(clock, |stamp| {
         let deleted = match (kind, value) {
@@ -27,6 +25,6 @@ pub fn change(log: &Changelog, clock: &dyn Clock, key: &str, kind: Kind, value: 
             datatype: Datatype::RAW,
             deleted,
         };
-        Item::new(key.as_key(), meta, kind, value.map(Box::from))
+        Item::new(key.as_key(), meta, kind, value)
     })
 }

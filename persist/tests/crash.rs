@@ -70,7 +70,7 @@ fn a_disk_that_does_things_by_halves_changes_nothing() {
         world.storage.arm(FaultPlan::new().noise(Noise::loud()));
         let history = work(&env, mode, seed, 40);
         for (vb, changes) in &history.changes {
-            assert_eq!(history.durable[vb], changes.last().unwrap().meta.seqno.0);
+            assert_eq!(history.durable[vb], changes.last().unwrap().seqno().0);
         }
         world.power_cut(Fate::LoseUnsynced);
         world.storage.arm(FaultPlan::new().noise(Noise::loud()));

@@ -95,13 +95,13 @@ fn a_full_log_is_told_and_recovers_by_itself() {
     sim.storage.arm(failing);
     let mut last = 0;
     while !node.store.log_full() {
-        last = node.set(0, "a", &[b'v'; 900]).meta.seqno.0;
+        last = node.set(0, "a", &[b'v'; 900]).seqno().0;
         node.run();
         assert!(last < 100);
     }
     assert!(node.bucket.log_full() && last > 20, "full after {last}");
     assert!(marks(&node, 0).0 < last && node.poisoned(0).is_none());
-    let waiting = node.set(1, "b", b"waits").meta.seqno.0;
+    let waiting = node.set(1, "b", b"waits").seqno().0;
     node.stepper.advance(Duration::from_secs(1));
     assert_eq!(marks(&node, 1), (0, 0));
     sim.storage.arm(FaultPlan::new());
@@ -191,7 +191,7 @@ fn a_disk_that_fills_up_anywhere_loses_nothing_acknowledged() {
             sim.storage.set_space_bytes_max(None);
             node.stepper.advance(Duration::from_secs(60));
             for (vb, changes) in &history.changes {
-                assert_eq!(node.durable(*vb), changes.last().unwrap().meta.seqno.0, "vb {vb}");
+                assert_eq!(node.durable(*vb), changes.last().unwrap().seqno().0, "vb {vb}");
             }
             assert!(!node.store.log_full() && !node.store.disk_full());
             history.durable = (0..rig::VBS).map(|vb| (vb, node.durable(vb))).collect();
@@ -252,7 +252,7 @@ fn a_bucket_of_the_same_name_gets_nothing_of_its_predecessor() {
     let item = rig::append(&logs[1], &node.env, "c", Some(b"of the second"), Kind::Committed { prepared: None });
     bucket.changed(VbId(1), persist::Urgency::Durable);
     node.run();
-    assert_eq!(logs[1].marks.durable(), item.meta.seqno);
+    assert_eq!(logs[1].marks.durable(), item.seqno());
     drop((node, bucket, logs));
     let node = Node::start_with(&sim.power_cut(Fate::LoseUnsynced), 1, Mode::Logged.options()).unwrap();
     let recovered = node.bucket.recovered();

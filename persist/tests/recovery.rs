@@ -159,7 +159,7 @@ fn any_flipped_bit_is_found_or_harmless() {
         let all = WarmUp { tombstones: true };
         if node.bucket.warm_up(VbId(0), all, &mut |_, _| true, &mut |item| items.push(item)).is_ok() {
             assert_eq!(items.len(), 1, "never silently nothing");
-            assert_eq!(items[0].meta, history.changes[&0][1].meta);
+            assert_eq!(items[0].meta(), history.changes[&0][1].meta());
             assert_eq!(items[0].value(), b"two");
         }
         let key = KeyBuf::in_default_collection(b"a").unwrap();
@@ -200,7 +200,7 @@ fn a_stop_is_clean_only_after_a_whole_drain() {
         let mut world = sim.fork();
         let node = Node::start(&world.env(), 5).unwrap();
         world.storage.arm(sim::FaultPlan::new().cut_before(cut));
-        let changed = node.set(0, "a", b"two").meta.seqno.0;
+        let changed = node.set(0, "a", b"two").seqno().0;
         node.store.start_drain();
         node.run();
         node.stepper.advance(Duration::from_secs(30));
@@ -253,7 +253,7 @@ fn many_changes_of_a_key_in_one_flush_leave_the_newest() {
     for n in 0..50u64 {
         let key = format!("k{}", n % 3);
         let prepare = node.put(0, &key, Some(b"p"), Kind::Prepare { level: Level::Majority });
-        let prepared = prepare.meta.seqno;
+        let prepared = prepare.seqno();
         changes.push(prepare);
         changes.push(node.put(0, &key, Some(b"p"), Kind::Committed { prepared: Some(prepared) }));
     }
@@ -288,7 +288,7 @@ fn values_left_behind_by_warm_up_can_be_fetched() {
     assert!(items.iter().all(|item| !item.resident()));
     assert!(sizes.len() == 2 && sizes[0] < big.len() / 10 && sizes[1] == 0, "compressed in the file: {sizes:?}");
     let fetched = node.bucket.fetch_now(VbId(0), items[0].key()).unwrap().unwrap();
-    assert!(fetched.value() == big && fetched.meta == items[0].meta);
+    assert!(fetched.value() == big && fetched.meta() == items[0].meta());
     let gone = KeyBuf::in_default_collection(b"gone").unwrap();
     assert!(node.bucket.fetch_now(VbId(0), gone.as_key()).unwrap().unwrap().is_deleted());
 }

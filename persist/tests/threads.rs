@@ -24,7 +24,7 @@ impl Nudge for Told {
     }
 }
 
-fn append(log: &Changelog, env: &Env, key: &str, value: Option<&[u8]>) -> Arc<Item> {
+fn append(log: &Changelog, env: &Env, key: &str, value: Option<&[u8]>) -> Item {
     let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
     log.append(&*env.clock, |stamp| {
         let meta = Meta {
@@ -36,7 +36,7 @@ fn append(log: &Changelog, env: &Env, key: &str, value: Option<&[u8]>) -> Arc<It
             datatype: Datatype::RAW,
             deleted: value.is_none().then_some(DeleteSource::Explicit),
         };
-        Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, value.map(Box::from))
+        Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, value)
     })
 }
 
@@ -64,6 +64,7 @@ fn spec(name: &str) -> BucketSpec {
         replicas: 0,
         quota_bytes: 1 << 20,
         flush_enabled: false,
+        eviction: persist::Eviction::Value,
     }
 }
 
@@ -111,7 +112,7 @@ fn storm(options: &Options) {
                         let item = append(log, env, &format!("k{writer}-{}", n % 5), value.as_deref());
                         bucket.changed(VbId(vb), if n % 2 == 0 { Urgency::Normal } else { Urgency::Durable });
                         // Every so often nobody else writes any more, and it must come about all the same.
-                        while n % 10 == 9 && log.marks.durable() < item.meta.seqno {
+                        while n % 10 == 9 && log.marks.durable() < item.seqno() {
                             std::thread::yield_now();
                         }
                     }
@@ -172,7 +173,7 @@ fn assert_reopens(env: &Env, dir: &Path, options: &Options, logs: &[Arc<Changelo
     for vb in 0..VBS {
         let mut last = Seqno(0);
         let all = WarmUp { tombstones: true };
-        bucket.warm_up(VbId(vb), all, &mut |_, _| true, &mut |item| last = item.meta.seqno).unwrap();
+        bucket.warm_up(VbId(vb), all, &mut |_, _| true, &mut |item| last = item.seqno()).unwrap();
         assert_eq!(last, logs[usize::from(vb)].marks.high());
     }
 }

@@ -157,6 +157,7 @@ pub fn new_bucket(name: &str) -> BucketSpec {
         replicas: 0,
         quota_bytes: 1 << 30,
         flush_enabled: false,
+        eviction: persist::Eviction::default(),
     }
 }
 
@@ -230,7 +231,6 @@ fn announce(found: &engine::Recovered) {
         vbuckets_with_files = found.vbuckets,
         changes = found.seqnos,
         sync_writes_committed = found.recommitted,
-        values_left_on_disk = found.without_value,
         took_ms = found.took.as_millis(),
         "recovered"
     );

@@ -8,5 +8,5 @@ mod key;
 pub mod rank;
 
 pub use ids::{BucketUuid, Cas, CollectionId, RevSeqno, Seqno, VbId, VbState, VbUuid};
-pub use item::{Datatype, DeleteSource, Item, Kind, Level, Meta};
+pub use item::{Datatype, DeleteSource, HEATS, HeldBy, Item, Kind, Level, Meta, allocated};
 pub use key::{DocKey, KEY_LEN_MAX, KeyBuf, KeyError};

@@ -21,7 +21,7 @@ pub fn key(bucket: u128, vb: u16) -> Key {
     Key { bucket: BucketUuid(bucket), vb: VbId(vb) }
 }
 
-pub fn item(seqno: u64, life: u64, value_bytes: usize) -> Arc<Item> {
+pub fn item(seqno: u64, life: u64, value_bytes: usize) -> Item {
     let meta = Meta {
         seqno: Seqno(seqno),
         cas: Cas(life << 32 | seqno),
@@ -200,7 +200,7 @@ impl Truth {
                 assert!(before.is_none_or(|before| version == before + 1), "a record is missing before {version}");
             }
             for found in &record.items {
-                let seqno = found.meta.seqno.0;
+                let seqno = found.seqno().0;
                 let (life, value_bytes) =
                     *vb.items.get(&seqno).unwrap_or_else(|| panic!("invented: {name:?} seqno {seqno}"));
                 assert_eq!(*found, *item(seqno, life, value_bytes), "{name:?} seqno {seqno} is of another life");

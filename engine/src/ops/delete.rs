@@ -1,5 +1,7 @@
 //! Deleting.
 
+use std::borrow::Cow;
+
 use types::{DeleteSource, Item};
 
 use super::{Attempt, Change, Run};
@@ -14,19 +16,19 @@ impl Run<'_> {
         self.check_condition(&doc)?;
         let item = doc.live().ok_or(OpError::NotFound)?.clone();
         // Only system xattrs outlive the document, so only they make its value worth a look.
-        let item = if item.meta.datatype.has(types::Datatype::XATTR) { self.resident(item)? } else { item };
+        let item = if item.meta().datatype.has(types::Datatype::XATTR) { self.resident(item)? } else { item };
         let change = self.deletion(&item, DeleteSource::Explicit)?;
         self.change(&doc, change, Answer::Mutated)
     }
 
     /// What is left of a document when it is deleted.
-    pub(super) fn deletion(&self, item: &Item, source: DeleteSource) -> Result<Change, OpError> {
+    pub(super) fn deletion(&self, item: &Item, source: DeleteSource) -> Result<Change<'static>, OpError> {
         let (datatype, value) = value::remains(item)?;
         Ok(Change {
-            flags: item.meta.flags,
+            flags: item.meta().flags,
             expiry: self.now_s,
             datatype,
-            value,
+            value: value.map(Cow::Owned),
             deleted: Some(source),
             patches: Vec::new(),
             given: None,

@@ -9,7 +9,7 @@ mod store;
 mod subdoc;
 mod with_meta;
 
-use std::sync::Arc;
+use std::borrow::Cow;
 use std::time::Duration;
 
 use document::subdoc::MacroPatch;
@@ -20,7 +20,7 @@ use crate::expiry;
 use crate::hash_table::Locked;
 use crate::op::{Mutated, Op, OpError, Reply, Request, Waiter};
 use crate::value;
-use crate::vbucket::{AsOf, VBucket};
+use crate::vbucket::VBucket;
 
 /// What an attempt came to.
 pub(crate) enum Step {
@@ -50,29 +50,27 @@ pub(crate) type Attempt<T = Step> = Result<T, Stop>;
 pub(crate) enum Fetched {
     #[default]
     NotAsked,
-    Found {
-        item: Option<Arc<Item>>,
-        as_of: AsOf,
-    },
+    /// What it holds, and the seqno up to which it had everything when it was asked.
+    Found { item: Option<Item>, filed: Seqno },
 }
 
 /// The committed document, as an operation sees it.
 #[derive(Clone)]
 pub(crate) enum Doc {
     Missing,
-    Tombstone(Arc<Item>),
-    Live(Arc<Item>),
+    Tombstone(Item),
+    Live(Item),
 }
 
 impl Doc {
-    pub fn live(&self) -> Option<&Arc<Item>> {
+    pub fn live(&self) -> Option<&Item> {
         match self {
             Doc::Live(item) => Some(item),
             _ => None,
         }
     }
 
-    pub fn item(&self) -> Option<&Arc<Item>> {
+    pub fn item(&self) -> Option<&Item> {
         match self {
             Doc::Live(item) | Doc::Tombstone(item) => Some(item),
             Doc::Missing => None,
@@ -81,12 +79,12 @@ impl Doc {
 }
 
 /// What a document is to become.
-pub(crate) struct Change {
+pub(crate) struct Change<'v> {
     pub flags: u32,
     /// Absolute; the time of deletion for a delete.
     pub expiry: u32,
     pub datatype: Datatype,
-    pub value: Option<Box<[u8]>>,
+    pub value: Option<Cow<'v, [u8]>>,
     pub deleted: Option<DeleteSource>,
     /// Places in `value` to be filled once CAS and seqno are known.
     pub patches: Vec<MacroPatch>,
@@ -107,8 +105,12 @@ pub(crate) struct Run<'a> {
     pub now_s: u32,
     /// Where the default for sync writes is kept.
     pub durability_timeout: Duration,
-    /// Something was appended to the changelog.
-    pub appended: bool,
+    /// Memory is short: what is brought back from the file comes without its value.
+    pub short: bool,
+    /// Something was brought back from the file.
+    pub brought_back: bool,
+    /// Bytes appended to the changelog.
+    pub appended_bytes: i64,
     /// The level of the prepare, if one was made.
     pub prepared: Option<Level>,
     pub expired: u64,
@@ -140,70 +142,88 @@ impl Run<'_> {
     /// The committed document. One that has expired becomes a tombstone first, unless a sync write is under way on it:
     /// then it is only passed over.
     pub fn doc(&mut self) -> Attempt<Doc> {
-        let Some(item) = self.slot.committed() else { return Ok(Doc::Missing) };
-        if item.is_deleted() {
-            return Ok(Doc::Tombstone(Arc::clone(item)));
+        let item = self.look(false)?;
+        self.alive_or_dead(item)
+    }
+
+    /// As [`Run::doc`], and a key nothing is remembered of is looked for among the tombstones in the file.
+    pub fn doc_or_tombstone(&mut self) -> Attempt<Doc> {
+        let item = self.look(true)?;
+        self.alive_or_dead(item)
+    }
+
+    /// The newest committed version. One that is only in the file comes back into memory: what follows then goes on as if
+    /// it had never left.
+    fn look(&mut self, tombstones: bool) -> Attempt<Option<Item>> {
+        if let Some(item) = self.slot.committed() {
+            item.warm(self.now.as_nanos() as u64 ^ self.slot.hash());
+            return Ok(Some(item.clone()));
         }
-        let item = Arc::clone(item);
-        if !expiry::is_past(item.meta.expiry, self.now_s) {
+        if self.vb.is_absent(&self.slot, tombstones) {
+            return Ok(None);
+        }
+        let Fetched::Found { item, filed } = self.fetched else { return Err(Stop::NeedsFile) };
+        // If anything newer than the read has left memory, it may have been this key.
+        if self.vb.table.left_upto() > *filed {
+            return Err(Stop::NeedsFile);
+        }
+        let Some(found) = item else { return Ok(None) };
+        let strip = self.short && !found.is_deleted() && found.memory_of_value() > 0;
+        let found = if strip { found.stripped() } else { found.clone() };
+        self.slot.put_committed(found.clone(), false);
+        self.brought_back = true;
+        Ok(Some(found))
+    }
+
+    fn alive_or_dead(&mut self, item: Option<Item>) -> Attempt<Doc> {
+        let Some(item) = item else { return Ok(Doc::Missing) };
+        if item.is_deleted() {
+            return Ok(Doc::Tombstone(item));
+        }
+        if !expiry::is_past(item.meta().expiry, self.now_s) {
             return Ok(Doc::Live(item));
         }
         let in_doubt = self.slot.prepare().is_some() || self.vb.log.marks.poisoned().is_some();
         if self.state != VbState::Active || in_doubt || self.frozen {
             return Ok(Doc::Missing);
         }
-        let item = if item.meta.datatype.has(Datatype::XATTR) { self.resident(item)? } else { item };
+        let item = if item.meta().datatype.has(Datatype::XATTR) { self.resident(item)? } else { item };
         let (datatype, value) = value::remains(&item)?;
         let deleted_s = self.now_s;
         let tombstone = self.append(None, |cas, seqno| {
             let meta = Meta {
                 seqno,
                 cas,
-                rev: RevSeqno(item.meta.rev.0 + 1),
+                rev: RevSeqno(item.meta().rev.0 + 1),
                 expiry: deleted_s,
                 datatype,
                 deleted: Some(DeleteSource::Expiry),
-                ..item.meta
+                ..item.meta()
             };
-            (meta, Kind::Committed { prepared: None }, value)
+            (meta, Kind::Committed { prepared: None }, value.map(Cow::Owned))
         });
-        self.vb.note_deleted(tombstone.meta.rev);
-        self.slot.put_committed(Arc::clone(&tombstone), true);
+        self.vb.note_deleted(tombstone.meta().rev);
+        self.vb.put(&mut self.slot, tombstone.clone());
         self.expired += 1;
         Ok(Doc::Tombstone(tombstone))
     }
 
-    /// As [`Run::doc`], and a key nothing is remembered of is looked for among the tombstones in the file.
-    pub fn doc_or_tombstone(&mut self) -> Attempt<Doc> {
-        match self.doc()? {
-            Doc::Missing if self.slot.entry().is_none() && self.vb.may_have_tombstones() => match self.fetched {
-                Fetched::Found { item, as_of } if !self.vb.was_swept_since(*as_of) => match item {
-                    Some(item) if item.is_deleted() => Ok(Doc::Tombstone(Arc::clone(item))),
-                    // The file is behind: what it says is alive has been deleted and swept since.
-                    Some(_) => Err(Stop::NeedsFile),
-                    None => Ok(Doc::Missing),
-                },
-                _ => Err(Stop::NeedsFile),
-            },
-            doc => Ok(doc),
-        }
-    }
-
     /// The item with its value.
-    pub fn resident(&self, item: Arc<Item>) -> Attempt<Arc<Item>> {
+    pub fn resident(&self, item: Item) -> Attempt<Item> {
         if item.resident() {
             return Ok(item);
         }
         match self.fetched {
-            Fetched::Found { item: Some(found), .. } if found.meta.seqno == item.meta.seqno => Ok(Arc::clone(found)),
-            // Filed before the file was asked, so it should be there. What was filed and evicted since is not.
-            Fetched::Found { as_of, .. } if item.meta.seqno <= as_of.filed => {
-                Err(Stop::Error(OpError::Unreadable(format!(
-                    "vBucket {}: the file should hold seqno {} of this key and does not",
-                    self.vb.id, item.meta.seqno
-                ))))
-            }
-            _ => Err(Stop::NeedsFile),
+            Fetched::Found { item: Some(found), .. } if found.seqno() == item.seqno() => Ok(found.clone()),
+            // Changed, and its value gone to the file, since the file was read.
+            Fetched::Found { filed, .. } if item.seqno() > *filed => Err(Stop::NeedsFile),
+            // The file was whole and should have it.
+            Fetched::Found { .. } => Err(Stop::Error(OpError::Unreadable(format!(
+                "vBucket {}: the file should hold seqno {} of this key and does not",
+                self.vb.id,
+                item.seqno()
+            )))),
+            Fetched::NotAsked => Err(Stop::NeedsFile),
         }
     }
 
@@ -233,28 +253,28 @@ impl Run<'_> {
         match self.slot.lock_at(self.now) {
             Some(lock) if lock.cas == cas => Ok(()),
             Some(_) => Err(OpError::Locked),
-            None if cas == Cas(0) || cas == item.meta.cas => Ok(()),
+            None if cas == Cas(0) || cas == item.meta().cas => Ok(()),
             None => Err(OpError::Exists),
         }
     }
 
     /// The CAS a reader may see.
     pub fn shown_cas(&self, item: &Item) -> Cas {
-        if self.slot.lock_at(self.now).is_some() { Cas::LOCKED } else { item.meta.cas }
+        if self.slot.lock_at(self.now).is_some() { Cas::LOCKED } else { item.meta().cas }
     }
 
     /// An expiry from a request as it is stored. A live document's stays if the request says so.
     pub fn expiry_of(&self, raw: u32, doc: &Doc) -> Result<u32, OpError> {
         match doc.live() {
-            Some(item) if self.request.preserve_expiry => Ok(item.meta.expiry),
+            Some(item) if self.request.preserve_expiry => Ok(item.meta().expiry),
             _ => expiry::absolute(raw, self.now_s),
         }
     }
 
     /// Makes `change` the newest version of the key, or prepares it if the request asks for durability.
-    pub fn change(&mut self, doc: &Doc, change: Change, answer: Answer) -> Attempt {
+    pub fn change(&mut self, doc: &Doc, change: Change<'_>, answer: Answer) -> Attempt {
         let Change { flags, expiry, datatype, value, deleted, patches, given } = change;
-        let next_rev = doc.item().map_or(self.vb.first_rev(), |item| RevSeqno(item.meta.rev.0 + 1));
+        let next_rev = doc.item().map_or(self.vb.first_rev(), |item| RevSeqno(item.meta().rev.0 + 1));
         let (given_cas, rev) = given.unwrap_or((None, next_rev));
         let kind = match self.request.durability {
             Some(requirement) => Kind::Prepare { level: requirement.level },
@@ -279,8 +299,8 @@ impl Run<'_> {
                 None => reply = Some(answer.reply(mutated)),
             }
             let mut value = value;
-            for patch in &patches {
-                patch.patch(value.as_deref_mut().unwrap_or_default(), datatype, cas, seqno);
+            if let Some(value) = value.as_mut().filter(|_| !patches.is_empty()) {
+                patches.iter().for_each(|patch| patch.patch(value.to_mut(), datatype, cas, seqno));
             }
             (Meta { seqno, cas, rev, flags, expiry, datatype, deleted }, kind, value)
         });
@@ -289,7 +309,7 @@ impl Run<'_> {
                 if deleted.is_some() {
                     self.vb.note_deleted(rev);
                 }
-                self.slot.put_committed(item, true);
+                self.vb.put(&mut self.slot, item);
                 Ok(Step::Reply(reply))
             }
             None => {
@@ -302,21 +322,21 @@ impl Run<'_> {
         }
     }
 
-    fn append(
+    fn append<'v>(
         &mut self,
         given_cas: Option<Cas>,
-        make: impl FnOnce(Cas, Seqno) -> (Meta, Kind, Option<Box<[u8]>>),
-    ) -> Arc<Item> {
+        make: impl FnOnce(Cas, Seqno) -> (Meta, Kind, Option<Cow<'v, [u8]>>),
+    ) -> Item {
         let key = self.slot.key;
         let build = |stamp: changelog::Stamp| {
             let (meta, kind, value) = make(stamp.cas, stamp.seqno);
-            Item::new(key, meta, kind, value)
+            Item::new(key, meta, kind, value.as_deref())
         };
         let item = match given_cas {
             Some(cas) => self.vb.log.append_with_cas(cas, build),
             None => self.vb.log.append(self.clock, build),
         };
-        self.appended = true;
+        self.appended_bytes += item.memory() as i64;
         item
     }
 }

@@ -1,6 +1,5 @@
 //! Reading, and the lock that reading may take.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use types::{Cas, Item};
@@ -22,7 +21,7 @@ impl Run<'_> {
         self.show(item, cas)
     }
 
-    pub(super) fn show(&self, item: Arc<Item>, cas: Cas) -> Attempt {
+    pub(super) fn show(&self, item: Item, cas: Cas) -> Attempt {
         let (datatype, body) = value::shown(&item, self.request.accepts)?;
         Ok(Step::Reply(Reply::Value { item, cas, datatype, body }))
     }
@@ -31,7 +30,7 @@ impl Run<'_> {
         self.check_readable()?;
         let doc = self.doc_or_tombstone()?;
         let item = doc.item().ok_or(OpError::NotFound)?;
-        let meta = &item.meta;
+        let meta = item.meta();
         Ok(Step::Reply(Reply::Meta {
             deleted: item.is_deleted(),
             flags: meta.flags,
@@ -77,12 +76,13 @@ impl Run<'_> {
     pub(super) fn evict(&mut self) -> Attempt {
         self.check_prepare()?;
         let Doc::Live(item) = self.doc()? else { return Err(OpError::NotFound.into()) };
-        if item.meta.seqno > self.vb.log.marks.filed() {
+        if item.seqno() > self.vb.log.marks.filed() {
             return Err(OpError::Exists.into());
         }
-        if item.resident() {
-            let bare = Item::without_value(item.key(), item.meta, item.kind);
-            self.slot.put_committed(Arc::new(bare), false);
+        if self.vb.full_eviction {
+            self.slot.forget();
+        } else if item.resident() {
+            self.slot.put_committed(item.stripped(), false);
         }
         Ok(Step::Reply(Reply::Done { cas: Cas(0) }))
     }

@@ -1,6 +1,6 @@
 //! Writing whole documents: store, append and prepend, counters, touch.
 
-use std::sync::Arc;
+use std::borrow::Cow;
 
 use types::{Cas, Datatype};
 
@@ -32,8 +32,8 @@ impl Run<'_> {
         let incoming = Incoming::parse(sent, datatype)?;
         let (datatype, value) = match doc.live() {
             // A body is replaced, the attributes beside it stay.
-            Some(item) if item.meta.datatype.has(Datatype::XATTR) => {
-                let item = self.resident(Arc::clone(item))?;
+            Some(item) if item.meta().datatype.has(Datatype::XATTR) => {
+                let item = self.resident(item.clone())?;
                 incoming.behind(Plain::of(&item)?.section())?
             }
             _ => incoming.behind(&[])?,
@@ -47,7 +47,7 @@ impl Run<'_> {
         let doc = self.doc()?;
         let Doc::Live(item) = &doc else { return Err(OpError::NotStored.into()) };
         self.check_condition(&doc)?;
-        let item = self.resident(Arc::clone(item))?;
+        let item = self.resident(item.clone())?;
         let (incoming, stored) = (Incoming::parse(sent, datatype)?, Plain::of(&item)?);
         value::check_size(stored.section(), stored.body().len() + incoming.body().len())?;
         let body = match end {
@@ -55,7 +55,7 @@ impl Run<'_> {
             End::Prepend => [incoming.body(), stored.body()].concat(),
         };
         let (datatype, value) = value::join(stored.section(), &body)?;
-        self.change(&doc, Change::alive(item.meta.flags, item.meta.expiry, datatype, value), Answer::Mutated)
+        self.change(&doc, Change::alive(item.meta().flags, item.meta().expiry, datatype, value), Answer::Mutated)
     }
 
     pub(super) fn arithmetic(&mut self, delta: Delta, initial: Option<u64>, expiry: u32) -> Attempt {
@@ -67,11 +67,11 @@ impl Run<'_> {
         let Doc::Live(item) = &doc else {
             let value = initial.ok_or(OpError::NotFound)?;
             let expiry = expiry::absolute(expiry, self.now_s)?;
-            let digits = value.to_string().into_bytes().into();
+            let digits = value.to_string().into_bytes();
             return self.change(&doc, Change::alive(0, expiry, Datatype::JSON, digits), Answer::Counter(value));
         };
         self.check_condition(&doc)?;
-        let item = self.resident(Arc::clone(item))?;
+        let item = self.resident(item.clone())?;
         let stored = Plain::of(&item)?;
         let old = number(stored.body()).ok_or(OpError::BadDelta)?;
         let value = match delta {
@@ -79,7 +79,7 @@ impl Run<'_> {
             Delta::Decrement(by) => old.saturating_sub(by),
         };
         let (datatype, bytes) = value::join(stored.section(), value.to_string().as_bytes())?;
-        let change = Change::alive(item.meta.flags, item.meta.expiry, datatype, bytes);
+        let change = Change::alive(item.meta().flags, item.meta().expiry, datatype, bytes);
         self.change(&doc, change, Answer::Counter(value))
     }
 
@@ -95,30 +95,30 @@ impl Run<'_> {
             return Err(OpError::Locked.into());
         }
         let expiry = expiry::absolute(expiry, self.now_s)?;
-        let unchanged = expiry == item.meta.expiry;
+        let unchanged = expiry == item.meta().expiry;
         if unchanged && !and_get {
-            return Ok(Step::Reply(Reply::Done { cas: item.meta.cas }));
+            return Ok(Step::Reply(Reply::Done { cas: item.meta().cas }));
         }
-        let mut item = self.resident(Arc::clone(item))?;
+        let mut item = self.resident(item.clone())?;
         if !unchanged {
-            let meta = item.meta;
-            let change = Change::alive(meta.flags, expiry, meta.datatype, item.value().into());
+            let meta = item.meta();
+            let change = Change::alive(meta.flags, expiry, meta.datatype, item.value());
             let Step::Reply(Reply::Mutated(Mutated { cas, .. })) = self.change(&doc, change, Answer::Mutated)? else {
                 unreachable!("a write without durability answers at once");
             };
             if !and_get {
                 return Ok(Step::Reply(Reply::Done { cas }));
             }
-            item = Arc::clone(self.slot.committed().expect("just written"));
+            item = self.slot.committed().expect("just written").clone();
         }
-        let cas = item.meta.cas;
+        let cas = item.meta().cas;
         self.show(item, cas)
     }
 }
 
-impl Change {
-    pub(super) fn alive(flags: u32, expiry: u32, datatype: Datatype, value: Box<[u8]>) -> Change {
-        let value = Some(value);
+impl<'v> Change<'v> {
+    pub(super) fn alive(flags: u32, expiry: u32, datatype: Datatype, value: impl Into<Cow<'v, [u8]>>) -> Change<'v> {
+        let value = Some(value.into());
         Change { flags, expiry, datatype, value, deleted: None, patches: Vec::new(), given: None }
     }
 }

@@ -1,6 +1,6 @@
 //! Sub-document reads and changes: the document's rules here, the paths in `document::subdoc`.
 
-use std::sync::Arc;
+use std::borrow::Cow;
 
 use document::subdoc::{DocError, DocFlags, DocView, Existence, Facts, MutateError, lookup, may_look_up, mutate};
 use types::{Cas, Datatype, DeleteSource, Item, VbState};
@@ -24,7 +24,7 @@ impl Run<'_> {
         if !may_look_up(flags, existence(&doc)) {
             return Err(OpError::NotFound.into());
         }
-        let item = self.resident(Arc::clone(doc.item().expect("there is something to look at")))?;
+        let item = self.resident(doc.item().expect("there is something to look at").clone())?;
         let plain = Plain::of(&item)?;
         let view = self.view(&doc, Some((&item, &plain)));
         let found = lookup(&view, request.specs).map_err(|e| value::damaged(&item, &e))?;
@@ -38,34 +38,34 @@ impl Run<'_> {
         let doc = self.subdoc_doc(flags)?;
         self.check_subdoc_condition(flags, &doc)?;
         let item = match doc.item() {
-            Some(item) => Some(self.resident(Arc::clone(item))?),
+            Some(item) => Some(self.resident(item.clone())?),
             None => None,
         };
         let plain = match &item {
             Some(item) => Some(Plain::of(item)?),
             None => None,
         };
-        let view = self.view(&doc, item.as_deref().zip(plain.as_ref()));
+        let view = self.view(&doc, item.as_ref().zip(plain.as_ref()));
         let mutation = match mutate(&view, request.specs, flags) {
             Ok(mutation) => mutation,
             Err(MutateError::Spec { index, error }) => {
                 let deleted = view.existence == Existence::Tombstone;
                 return Ok(Step::Reply(Reply::SubdocFailed { index, error, deleted }));
             }
-            Err(MutateError::Doc(error)) => return Err(refusal(error, item.as_deref()).into()),
+            Err(MutateError::Doc(error)) => return Err(refusal(error, item.as_ref()).into()),
         };
         let sizes = mutation.sizes;
         if sizes.user_bytes > VALUE_BYTES_MAX || sizes.system_bytes > SYSTEM_XATTR_BYTES_MAX {
             return Err(OpError::TooBig.into());
         }
-        let old_flags = item.as_deref().filter(|_| !mutation.created).map_or(0, |item| item.meta.flags);
+        let old_flags = item.as_ref().filter(|_| !mutation.created).map_or(0, |item| item.meta().flags);
         let expiry = if mutation.deleted { self.now_s } else { self.expiry_of(request.expiry.unwrap_or(0), &doc)? };
         let has_value = !(mutation.deleted && mutation.value.is_empty());
         let change = Change {
             flags: request.user_flags.unwrap_or(old_flags),
             expiry,
             datatype: if mutation.deleted { mutation.datatype & Datatype::XATTR } else { mutation.datatype },
-            value: has_value.then(|| mutation.value.into()),
+            value: has_value.then_some(Cow::Owned(mutation.value)),
             deleted: mutation.deleted.then_some(DeleteSource::Explicit),
             patches: mutation.patches,
             given: None,
@@ -82,7 +82,7 @@ impl Run<'_> {
     fn check_subdoc_condition(&self, flags: DocFlags, doc: &Doc) -> Result<(), OpError> {
         match doc {
             Doc::Tombstone(item) if flags.has(SEES_TOMBSTONES) && self.request.cas != Cas(0) => {
-                if item.meta.cas == self.request.cas { Ok(()) } else { Err(OpError::Exists) }
+                if item.meta().cas == self.request.cas { Ok(()) } else { Err(OpError::Exists) }
             }
             doc => self.check_condition(doc),
         }
@@ -101,7 +101,7 @@ impl Run<'_> {
         let Some((item, plain)) = stored else {
             return DocView { existence: existence(doc), facts, ..DocView::default() };
         };
-        let meta = &item.meta;
+        let meta = item.meta();
         facts.cas = self.shown_cas(item);
         facts.seqno = meta.seqno;
         facts.rev = meta.rev;

@@ -1,5 +1,7 @@
 //! Changes that bring the metadata they had elsewhere.
 
+use std::borrow::Cow;
+
 use document::xattr;
 use types::{Cas, Datatype, DeleteSource, RevSeqno};
 
@@ -56,7 +58,7 @@ impl Run<'_> {
             let (datatype, value) = tombstone_value(&incoming)?;
             let source = if options & IS_EXPIRATION != 0 { DeleteSource::Expiry } else { DeleteSource::Explicit };
             let expiry = if incoming.expiry == 0 { self.now_s } else { incoming.expiry };
-            let (flags, deleted) = (incoming.flags, Some(source));
+            let (flags, deleted, value) = (incoming.flags, Some(source), value.map(Cow::Owned));
             Change { flags, expiry, datatype, value, deleted, patches: Vec::new(), given }
         } else {
             let (datatype, value) = live_value(&incoming)?;
@@ -69,7 +71,7 @@ impl Run<'_> {
 /// Whether the incoming change is newer, by revision: strictly greater in the first field that differs.
 fn wins(incoming: &WithMeta<'_>, doc: &Doc) -> bool {
     let Some(item) = doc.item() else { return true };
-    let ours = &item.meta;
+    let ours = item.meta();
     match (incoming.rev, incoming.cas).cmp(&(ours.rev, ours.cas)) {
         std::cmp::Ordering::Equal if incoming.mode != WithMetaMode::Delete => {
             let theirs = (incoming.expiry, incoming.flags, incoming.datatype.has(Datatype::XATTR));
@@ -79,12 +81,13 @@ fn wins(incoming: &WithMeta<'_>, doc: &Doc) -> bool {
     }
 }
 
-fn live_value(incoming: &WithMeta<'_>) -> Result<(Datatype, Box<[u8]>), OpError> {
+fn live_value<'a>(incoming: &WithMeta<'a>) -> Result<(Datatype, Cow<'a, [u8]>), OpError> {
     if !incoming.datatype.has(Datatype::XATTR) {
         return Incoming::parse(incoming.value, incoming.datatype)?.behind(&[]);
     }
     let plain = checked(incoming)?;
-    value::join(plain.section(), plain.body())
+    let (datatype, value) = value::join(plain.section(), plain.body())?;
+    Ok((datatype, Cow::Owned(value)))
 }
 
 fn tombstone_value(incoming: &WithMeta<'_>) -> Result<Remains, OpError> {
@@ -100,7 +103,7 @@ fn tombstone_value(incoming: &WithMeta<'_>) -> Result<Remains, OpError> {
         return Err(OpError::Invalid("a deleted document has system xattrs only"));
     }
     value::check_size(plain.section(), 0)?;
-    Ok((Datatype::XATTR, Some(kept.into())))
+    Ok((Datatype::XATTR, Some(kept)))
 }
 
 fn checked<'a>(incoming: &WithMeta<'a>) -> Result<Plain<'a>, OpError> {

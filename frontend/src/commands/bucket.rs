@@ -132,6 +132,7 @@ fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, 
         replicas: 0,
         quota_bytes: QUOTA_BYTES_DEFAULT,
         flush_enabled: false,
+        eviction: persist::Eviction::default(),
     };
     for (key, value) in pairs.split(';').filter_map(|pair| pair.split_once('=')) {
         let wrong = |_| format!("{key}={value} is not a number that fits");
@@ -140,6 +141,7 @@ fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, 
             "max_size" => spec.quota_bytes = value.trim().parse().map_err(wrong)?,
             "replicas" => spec.replicas = value.trim().parse().map_err(wrong)?,
             "flush_enabled" => spec.flush_enabled = value.trim() == "true",
+            "item_eviction_policy" if value.trim() == "full_eviction" => spec.eviction = persist::Eviction::Full,
             unknown if module == "settee" => return Err(format!("a bucket has no setting {unknown:?}")),
             _ => {}
         }

@@ -72,7 +72,7 @@ impl Context<'_> {
         let mut token = [0; 16];
         match reply {
             Said::Value { item, cas, datatype, body } => {
-                let flags = item.meta.flags.to_be_bytes();
+                let flags = item.meta().flags.to_be_bytes();
                 let with_key = self.call.opcode.is_some_and(|opcode| opcode.loud() == Opcode::GetK);
                 let key = match (with_key, self.has(Feature::Collections)) {
                     (false, _) => &[],

@@ -87,7 +87,7 @@ impl Context<'_> {
             return Err((Status::KeyEnoent, "there is no document in memory".to_owned()));
         };
         let damaged = || (Status::Einternal, "the stored value is malformed".to_owned());
-        let (mut value, mut datatype) = (Cow::Borrowed(item.value()), item.meta.datatype);
+        let (mut value, mut datatype) = (Cow::Borrowed(item.value()), item.meta().datatype);
         if datatype.has(Datatype::SNAPPY) && (datatype.has(Datatype::XATTR) || !self.has(Feature::Snappy)) {
             let inflated = snappy::inflate(&value, wire::frame::BODY_LEN_MAX as usize).map_err(|_| damaged())?;
             (value, datatype) = (Cow::Owned(inflated), datatype.without(Datatype::SNAPPY));
@@ -95,7 +95,7 @@ impl Context<'_> {
         let body = xattr::body(&value, datatype).map_err(|_| damaged())?;
         let datatype = datatype.without(Datatype::XATTR) & Datatype(self.session.features.datatypes());
         let key = if self.has(Feature::Collections) { item.id() } else { item.key().logical() };
-        let (flags, cas) = (item.meta.flags.to_be_bytes(), item.meta.cas);
+        let (flags, cas) = (item.meta().flags.to_be_bytes(), item.meta().cas);
         self.put(Reply { cas, datatype, extras: &flags, key, value: (body, &[]), ..self.blank(Status::Success) });
         Ok(())
     }

@@ -12,10 +12,7 @@ use crate::errors;
 
 impl Context<'_> {
     fn subdoc_features(&self) -> Features {
-        Features {
-            xattr: self.has(Feature::Xattr),
-            replica_read: self.has(Feature::SubdocReplicaRead),
-        }
+        Features { xattr: self.has(Feature::Xattr), replica_read: self.has(Feature::SubdocReplicaRead) }
     }
 
     pub(super) fn subdoc_single(&mut self, request: &Request<'_>, single: &SubdocSingle<'_>) -> Result<(), Refusal> {

@@ -57,6 +57,7 @@ pub fn spec(name: &str, uuid: u128) -> BucketSpec {
         replicas: 0,
         quota_bytes: 256 << 20,
         flush_enabled: false,
+        eviction: persist::Eviction::default(),
     }
 }
 

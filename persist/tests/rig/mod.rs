@@ -31,6 +31,7 @@ pub fn spec() -> BucketSpec {
         replicas: 0,
         quota_bytes: 1 << 20,
         flush_enabled: false,
+        eviction: persist::Eviction::default(),
     }
 }
 
@@ -103,7 +104,7 @@ impl Nudge for Nudges {
 pub struct History {
     pub mode: Mode,
     pub bucket_made: bool,
-    pub changes: BTreeMap<u16, Vec<Arc<Item>>>,
+    pub changes: BTreeMap<u16, Vec<Item>>,
     pub durable: BTreeMap<u16, u64>,
 }
 
@@ -139,13 +140,13 @@ impl Node {
         Ok(Node { env, clock, stepper, store, bucket, logs, nudges })
     }
 
-    pub fn put(&self, vb: u16, key: &str, value: Option<&[u8]>, kind: Kind) -> Arc<Item> {
+    pub fn put(&self, vb: u16, key: &str, value: Option<&[u8]>, kind: Kind) -> Item {
         let item = append(&self.logs[usize::from(vb)], &self.env, key, value, kind);
         self.bucket.changed(VbId(vb), Urgency::Durable);
         item
     }
 
-    pub fn set(&self, vb: u16, key: &str, value: &[u8]) -> Arc<Item> {
+    pub fn set(&self, vb: u16, key: &str, value: &[u8]) -> Item {
         self.put(vb, key, Some(value), Kind::Committed { prepared: None })
     }
 
@@ -203,7 +204,7 @@ fn attach_with(bucket: &BucketStore, nudges: &Arc<Nudges>) -> Vec<Arc<Changelog>
     logs.collect()
 }
 
-pub fn append(log: &Changelog, env: &Env, key: &str, value: Option<&[u8]>, kind: Kind) -> Arc<Item> {
+pub fn append(log: &Changelog, env: &Env, key: &str, value: Option<&[u8]>, kind: Kind) -> Item {
     let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
     let cas = log.fresh_cas(&*env.clock);
     log.append_with_cas(cas, |stamp| {
@@ -217,35 +218,35 @@ pub fn append(log: &Changelog, env: &Env, key: &str, value: Option<&[u8]>, kind:
             datatype: Datatype::RAW,
             deleted,
         };
-        Item::new(key.as_key(), meta, kind, value.map(Box::from))
+        Item::new(key.as_key(), meta, kind, value)
     })
 }
 
 /// What a file at seqno `high` must hold: the newest version of each document, and the prepares still open.
-pub fn model(changes: &[Arc<Item>], high: u64) -> (BTreeMap<u64, Arc<Item>>, Facts) {
+pub fn model(changes: &[Item], high: u64) -> (BTreeMap<u64, Item>, Facts) {
     let (mut docs, mut prepares) = (BTreeMap::new(), BTreeMap::new());
     let mut facts = Facts::default();
-    for item in changes.iter().filter(|item| item.meta.seqno.0 <= high) {
-        match item.kind {
+    for item in changes.iter().filter(|item| item.seqno().0 <= high) {
+        match item.kind() {
             Kind::Committed { prepared } => {
-                docs.insert(item.id().to_vec(), Arc::clone(item));
+                docs.insert(item.id().to_vec(), item.clone());
                 facts.completed = facts.completed.max(prepared.unwrap_or_default().0);
             }
             Kind::Prepare { .. } => {
-                prepares.insert(item.id().to_vec(), Arc::clone(item));
-                facts.prepared = item.meta.seqno.0;
+                prepares.insert(item.id().to_vec(), item.clone());
+                facts.prepared = item.seqno().0;
             }
             Kind::Abort { prepared } => {
-                prepares.insert(item.id().to_vec(), Arc::clone(item));
+                prepares.insert(item.id().to_vec(), item.clone());
                 facts.completed = facts.completed.max(prepared.0);
             }
         }
     }
-    let is_prepare = |item: &&Arc<Item>| matches!(item.kind, Kind::Prepare { .. });
+    let is_prepare = |item: &&Item| matches!(item.kind(), Kind::Prepare { .. });
     facts.on_disk_prepares = prepares.values().filter(is_prepare).count() as u64;
     facts.items = docs.values().filter(|item| !item.is_deleted()).count() as u64;
-    let open = prepares.into_values().filter(|p| is_prepare(&p) && p.meta.seqno.0 > facts.completed);
-    (docs.into_values().chain(open).map(|item| (item.meta.seqno.0, item)).collect(), facts)
+    let open = prepares.into_values().filter(|p| is_prepare(&p) && p.seqno().0 > facts.completed);
+    (docs.into_values().chain(open).map(|item| (item.seqno().0, item)).collect(), facts)
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -264,7 +265,7 @@ pub fn assert_holds(env: &Env, history: &History) -> Node {
     for vb in 0..VBS {
         let item = node.set(vb, "later", b"still works");
         node.run();
-        assert_eq!(node.durable(vb), item.meta.seqno.0, "vb {vb} goes on");
+        assert_eq!(node.durable(vb), item.seqno().0, "vb {vb} goes on");
         node.file_all();
         let fetched = node.bucket.fetch_now(VbId(vb), item.key()).unwrap().expect("just written");
         assert_eq!(fetched.value(), b"still works");
@@ -278,17 +279,17 @@ pub fn assert_node_holds(node: &Node, history: &History) {
         let changes = history.changes.get(&vb).map(Vec::as_slice).unwrap_or_default();
         let durable = history.durable.get(&vb).copied().unwrap_or(0);
         let high = recovered.get(&vb).map_or(0, |r| r.high.0);
-        let last = changes.last().map_or(0, |item| item.meta.seqno.0);
+        let last = changes.last().map_or(0, |item| item.seqno().0);
         assert!(high >= durable, "vb {vb}: acknowledged up to {durable}, found {high}");
         assert!(high <= last, "vb {vb}: seqno {high} was never given out, the last one is {last}");
 
         let (expected, facts) = model(changes, high);
         let found = node.warm_up(vb);
-        assert!(found.is_sorted_by_key(|item| item.meta.seqno), "vb {vb}: in seqno order");
+        assert!(found.is_sorted_by_key(|item| item.seqno()), "vb {vb}: in seqno order");
         assert_eq!(found.len(), expected.len(), "vb {vb} at {high}");
         for item in &found {
-            let original = expected.get(&item.meta.seqno.0).expect("nothing is invented");
-            assert_eq!((item.id(), item.meta), (original.id(), original.meta), "vb {vb}");
+            let original = expected.get(&item.seqno().0).expect("nothing is invented");
+            assert_eq!((item.id(), item.meta()), (original.id(), original.meta()), "vb {vb}");
             assert_eq!((item.value(), item.has_value()), (original.value(), original.has_value()), "vb {vb}");
         }
         let Some(r) = recovered.get(&vb) else { continue };
@@ -360,7 +361,7 @@ pub fn work_on(node: &Node, seed: u64, rounds: u64, history: &mut History) {
             (6..8, None) => node.put(vb, &key, None, Kind::Committed { prepared: None }),
             (_, None) => {
                 let item = node.put(vb, &key, Some(&value), Kind::Prepare { level: Level::PersistMajority });
-                prepared.insert((vb, key.clone()), (item.meta.seqno, value));
+                prepared.insert((vb, key.clone()), (item.seqno(), value));
                 item
             }
         };

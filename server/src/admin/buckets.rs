@@ -152,6 +152,11 @@ fn spec_of(form: &HashMap<String, String>, defaults: Defaults) -> Result<BucketS
         replicas: number("replicaNumber", 0, 0, 2)? as u8,
         quota_bytes: number("ramQuotaMB", defaults.quota_bytes >> 20, 16, 1 << 24)? << 20,
         flush_enabled: form.get("flushEnabled").is_some_and(|v| v == "1" || v == "true"),
+        eviction: match form.get("evictionPolicy").map(String::as_str) {
+            None | Some("valueOnly") => persist::Eviction::Value,
+            Some("fullEviction") => persist::Eviction::Full,
+            Some(_) => return Err(("evictionPolicy", "is valueOnly or fullEviction".to_owned())),
+        },
         ..crate::boot::new_bucket(name)
     };
     Ok(spec)
