@@ -185,7 +185,7 @@ mod tests {
             let (seqno, cas, rev) = (Seqno(seqno), Cas(cas), RevSeqno(rev));
             let meta = Meta { seqno, cas, rev, flags, expiry, datatype: Datatype(datatype), deleted };
             let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
-            Item::new(key.as_key(), meta, kind, value.map(Vec::into_boxed_slice))
+            Item::new(key.as_key(), meta, kind, value.as_deref())
         })
     }
 

@@ -131,7 +131,7 @@ impl Witness {
 
     /// Prepares that are neither committed nor aborted, in order.
     fn open_prepares(&self) -> Vec<Item> {
-        let completed: BTreeSet<Seqno> = self.history.iter().filter_map(|item| completes(item)).collect();
+        let completed: BTreeSet<Seqno> = self.history.iter().filter_map(completes).collect();
         let open = |item: &&Item| matches!(item.kind(), Kind::Prepare { .. }) && !completed.contains(&item.seqno());
         self.history.iter().filter(open).cloned().collect()
     }
@@ -295,7 +295,7 @@ impl Life<'_> {
             if let Some(found) = found {
                 let counts = (found.alive, found.tombstones, found.on_disk_prepares);
                 assert_eq!(counts, witness.counts(), "vBucket {id}: counts of the file");
-                let completed = witness.history.iter().filter_map(|item| completes(item)).max();
+                let completed = witness.history.iter().filter_map(completes).max();
                 assert_eq!(found.completed, completed.unwrap_or_default());
                 let max_cas = witness.history.iter().map(|item| item.meta().cas).max();
                 assert!(Some(found.max_cas) >= max_cas, "vBucket {id}: the highest CAS");

@@ -144,6 +144,7 @@ fn run(dir: &Path, way: &str, writers: usize, size: &Size) -> Run {
         replicas: 0,
         quota_bytes: 4 << 30,
         flush_enabled: false,
+        eviction: persist::Eviction::Value,
     };
     let bucket = store.create_bucket(spec).unwrap();
     let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(7), seqno: Seqno(0) });
@@ -227,6 +228,6 @@ fn append(env: &Env, log: &Changelog, key: u64) -> Item {
             deleted: None,
         };
         let value = vec![b'v'; VALUE_BYTES].into_boxed_slice();
-        Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(value))
+        Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(&value))
     })
 }

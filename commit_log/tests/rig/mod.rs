@@ -33,7 +33,7 @@ pub fn item(seqno: u64, life: u64, value_bytes: usize) -> Item {
     };
     let name = KeyBuf::in_default_collection(format!("key-{seqno}").as_bytes()).unwrap();
     let value = vec![(seqno * 31 + life) as u8; value_bytes];
-    Arc::new(Item::new(name.as_key(), meta, Kind::Committed { prepared: None }, Some(value.into())))
+    Item::new(name.as_key(), meta, Kind::Committed { prepared: None }, Some(&value))
 }
 
 pub fn vb_record(state: VbState, uuid: u64) -> VbRecord {
@@ -203,7 +203,7 @@ impl Truth {
                 let seqno = found.seqno().0;
                 let (life, value_bytes) =
                     *vb.items.get(&seqno).unwrap_or_else(|| panic!("invented: {name:?} seqno {seqno}"));
-                assert_eq!(*found, *item(seqno, life, value_bytes), "{name:?} seqno {seqno} is of another life");
+                assert_eq!(*found, item(seqno, life, value_bytes), "{name:?} seqno {seqno} is of another life");
                 let before = *ends.get(&name).unwrap_or(&(seqno - 1));
                 assert_eq!(seqno, before + 1, "{name:?}: order, without gaps");
                 assert!(ends.contains_key(&name) || seqno <= vb.filed + 1, "{name:?}: {seqno} comes after a gap");
