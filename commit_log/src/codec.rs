@@ -91,6 +91,9 @@ pub fn take_item(bytes: &mut &[u8]) -> Result<Item, String> {
         datatype: Datatype(fixed[2]),
         deleted,
     };
+    if (meta.seqno.0 | meta.rev.0) >> 48 != 0 {
+        return Err(format!("seqno {seqno}, revision {}: both have 48 bits", meta.rev));
+    }
     let id = take(bytes, id_len, "a key")?;
     let value = take(bytes, value_len, "a value")?;
     let key = DocKey::parse(id).map_err(|e| format!("seqno {seqno}: id {id:02x?} is not a key: {e:?}"))?;
@@ -182,7 +185,7 @@ mod tests {
         let value = prop::option::of(prop::collection::vec(any::<u8>(), 0..300));
         (kinds, sources, numbers, "[a-z]{1,250}", value).prop_map(|(kind, deleted, n, key, value)| {
             let (seqno, cas, rev, flags, expiry, datatype) = n;
-            let (seqno, cas, rev) = (Seqno(seqno), Cas(cas), RevSeqno(rev));
+            let (seqno, cas, rev) = (Seqno(seqno >> 16), Cas(cas), RevSeqno(rev >> 16));
             let meta = Meta { seqno, cas, rev, flags, expiry, datatype: Datatype(datatype), deleted };
             let key = KeyBuf::in_default_collection(key.as_bytes()).unwrap();
             Item::new(key.as_key(), meta, kind, value.as_deref())
