@@ -22,6 +22,7 @@ pub mod counts;
 mod errors;
 mod listener;
 mod mailbox;
+mod plain_text;
 mod strangers;
 mod sync;
 mod table;

@@ -29,8 +29,9 @@ use crate::commands::{self, Context};
 use crate::connection::{Connection, Info, Parked, Phase, Session};
 use crate::counts;
 use crate::mailbox::{Letter, Mailbox};
+
 use crate::table::Slot;
-use crate::{Bounds, Shared};
+use crate::{Bounds, Shared, plain_text};
 
 /// Requests a connection may start before it goes to the end of the queue.
 const REQUESTS_PER_TURN: u32 = 128;
@@ -589,6 +590,8 @@ impl Worker {
                 Err(close) => {
                     tracing::debug!(peer = %session.info.peer, "closing: {close}");
                     counts::PROTOCOL_ERRORS.inc();
+                    let last_word = plain_text::refusal(input.filled(), self.shared.cluster.admin_port());
+                    out.extend_from_slice(last_word.as_bytes());
                     session.closing = true;
                     break Pause::Closing;
                 }

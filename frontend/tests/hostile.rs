@@ -24,16 +24,30 @@ fn frames_may_arrive_byte_by_byte() {
 }
 
 #[test]
-fn a_frame_over_the_limit_and_a_foreign_protocol_are_closed_without_a_reply() {
+fn a_frame_over_the_limit_and_bytes_that_are_none_are_closed_without_a_reply() {
     let server = Server::start();
     let mut header = new(Opcode::Set).to_bytes();
     header[8..12].copy_from_slice(&(31u32 << 20).to_be_bytes());
-    for bytes in [&header[..], b"get k\r\n", b"\x82\x01", &[0xff; 100]] {
+    for bytes in [&header[..], b"gather\r\n", b"\x82\x01", &[0xff; 100]] {
         let mut client = server.connect();
         client.send(bytes);
         assert_eq!(client.try_recv(), None, "{bytes:?}");
     }
     assert_eq!(server.connect().noop().status, Status::Success);
+}
+
+#[test]
+fn clients_of_the_text_protocol_and_browsers_are_told_before_they_are_closed() {
+    let server = Server::start();
+    for (sent, first_word) in
+        [("get k\r\n", "SERVER_ERROR "), ("version\r\n", "SERVER_ERROR "), ("GET / HTTP/1.1\r\n\r\n", "HTTP/1.1 400 ")]
+    {
+        let mut stream = TcpStream::connect(server.addr).unwrap();
+        stream.write_all(sent.as_bytes()).unwrap();
+        let mut told = String::new();
+        stream.read_to_string(&mut told).unwrap();
+        assert!(told.starts_with(first_word) && told.ends_with('\n'), "{sent:?}: {told:?}");
+    }
 }
 
 #[test]
