@@ -186,6 +186,7 @@ impl Bucket {
         put("vb_replica_num", in_state(VbState::Replica).to_string());
         put("vb_pending_num", in_state(VbState::Pending).to_string());
         put("vb_dead_num", in_state(VbState::Dead).to_string());
+        put("vb_unloadable_num", self.warm_up_progress().failed.to_string());
         put("vb_poisoned_num", self.vbuckets.iter().filter(|v| v.log.marks.poisoned().is_some()).count().to_string());
         out
     }
@@ -358,7 +359,9 @@ impl Bucket {
             ("ep_warmup_time", progress.took.as_micros().to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
-        .to_vec()
+        .into_iter()
+        .chain(self.unloadable().into_iter().map(|(vb, why)| (format!("ep_warmup_failed:vb_{vb}"), why)))
+        .collect()
     }
 }
 

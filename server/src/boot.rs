@@ -62,7 +62,7 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let pool_config = PoolConfig { readers: config.readers, writers: config.writers, ..PoolConfig::default() };
     let pools = Pools::start(&env, &pool_config);
     let store = Store::open(&env, &pools, &config.data_dir, store_options(&config)).map_err(|error| refuse(&error))?;
-    // From here on every file was validated and nothing on disk is in doubt.
+    // From here on every file was validated as far as its roots.
     let engine = Arc::new(engine::Engine::new(&env, &pools, store, engine_options(&config)));
     for recovered in engine.warm_up().map_err(|error| refuse(&error))? {
         announce(&recovered);
@@ -251,6 +251,7 @@ fn engine_options(config: &Config) -> engine::Options {
     engine::Options {
         durability_timeout: Duration::from_millis(u64::from(config.durability_timeout_ms)),
         pager_interval: Duration::from_secs(u64::from(config.pager_interval_s)),
+        loading_grace: Duration::from_millis(u64::from(config.warm_up_grace_ms)),
         ..engine::Options::default()
     }
 }
