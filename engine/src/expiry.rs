@@ -14,6 +14,12 @@ pub fn absolute(raw: u32, now_s: impl FnOnce() -> u32) -> Result<u32, OpError> {
     }
 }
 
+/// The sooner of two expiries; 0 = never.
+pub fn sooner(one: u32, other: u32) -> u32 {
+    // One less than never is the latest moment there is.
+    one.wrapping_sub(1).min(other.wrapping_sub(1)).wrapping_add(1)
+}
+
 /// Whether a document with this expiry is gone at `now_s`.
 pub fn is_past(expiry: u32, now_s: impl FnOnce() -> u32) -> bool {
     expiry != 0 && expiry <= now_s()
@@ -22,6 +28,12 @@ pub fn is_past(expiry: u32, now_s: impl FnOnce() -> u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn anything_is_sooner_than_never() {
+        assert_eq!((sooner(0, 7), sooner(7, 0), sooner(7, 8), sooner(8, 7), sooner(0, 0)), (7, 7, 7, 7, 0));
+        assert_eq!(sooner(0, u32::MAX), u32::MAX);
+    }
 
     #[test]
     fn thirty_days_are_relative_and_a_second_more_is_1970() {

@@ -158,6 +158,7 @@ pub fn new_bucket(name: &str) -> BucketSpec {
         quota_bytes: 1 << 30,
         flush_enabled: false,
         eviction: persist::Eviction::default(),
+        rules: persist::WriteRules::default(),
     }
 }
 

@@ -19,7 +19,8 @@ use crate::durability::{Answer, Client, SyncWrite};
 use crate::expiry;
 use crate::hash_table::Locked;
 use crate::op::{Mutated, Op, OpError, Reply, Request, Waiter};
-use crate::value;
+use crate::terms::Terms;
+use crate::value::{self, Incoming};
 use crate::vbucket::VBucket;
 
 /// What an attempt came to.
@@ -96,6 +97,7 @@ pub(crate) struct Change<'v> {
 pub(crate) struct Run<'a> {
     pub vb: &'a VBucket,
     pub clock: &'a dyn env::Clock,
+    pub terms: &'a Terms,
     pub state: VbState,
     pub request: &'a Request<'a>,
     pub slot: Locked<'a>,
@@ -275,8 +277,14 @@ impl Run<'_> {
     pub fn expiry_of(&self, raw: u32, doc: &Doc) -> Result<u32, OpError> {
         match doc.live() {
             Some(item) if self.request.preserve_expiry => Ok(item.meta().expiry),
-            _ => expiry::absolute(raw, || self.now_s()),
+            _ => self.terms.expiry(raw, || self.now_s()),
         }
+    }
+
+    /// A body a client sent, in the form the bucket keeps bodies in.
+    pub fn incoming<'v>(&self, sent: &'v [u8], datatype: Datatype) -> Result<Incoming<'v>, OpError> {
+        let incoming = Incoming::parse(sent, datatype)?;
+        Ok(if self.terms.inflates() { incoming.uncompressed() } else { incoming })
     }
 
     /// Makes `change` the newest version of the key, or prepares it if the request asks for durability.
