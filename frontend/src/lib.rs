@@ -24,7 +24,7 @@ mod listener;
 mod mailbox;
 mod strangers;
 mod sync;
-mod table;
+pub mod table;
 mod worker;
 
 use std::collections::{HashMap, VecDeque};
