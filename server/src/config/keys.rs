@@ -263,7 +263,10 @@ pub static KEYS: &[Key] = &[
         applies: Restart,
         doc: "Bytes of each file of the commit log, a multiple of 4096. The largest document must fit.",
         set: |c, v| match number(v, SEGMENT_BYTES_MIN, 1 << 30) {
-            Ok(n) if n % 4096 == 0 => Ok(c.log_segment_bytes = n),
+            Ok(n) if n % 4096 == 0 => {
+                c.log_segment_bytes = n;
+                Ok(())
+            }
             _ => Err(format!("a multiple of 4096 from {SEGMENT_BYTES_MIN} to {}", 1 << 30)),
         },
     },
