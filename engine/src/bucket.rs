@@ -282,8 +282,6 @@ impl Bucket {
             slot: vb.table.lock(request.key),
             fetched,
             waiter,
-            now: self.env.clock.monotonic(),
-            now_s: self.env.clock.unix_s(),
             durability_timeout: self.options.durability_timeout,
             short: matches!(fetched, Fetched::Found { .. }) && self.is_short(),
             brought_back: false,
@@ -570,7 +568,7 @@ impl Bucket {
         self.admit(vb, &request)?;
         {
             let mut slot = vb.table.lock(key);
-            if slot.lock_at(self.env.clock.monotonic()).is_some() {
+            if slot.lock_at(|| self.env.clock.monotonic()).is_some() {
                 slot.set_lock(None);
             }
         }

@@ -56,15 +56,15 @@ impl Terms {
     }
 
     /// An expiry from the wire as Unix seconds, no later than the bucket allows; 0 = never.
-    pub fn expiry(&self, raw: u32, now_s: u32) -> Result<u32, OpError> {
-        Ok(self.cap(expiry::absolute(raw, now_s)?, now_s))
+    pub fn expiry(&self, raw: u32, now_s: impl Fn() -> u32) -> Result<u32, OpError> {
+        Ok(self.cap(expiry::absolute(raw, &now_s)?, now_s))
     }
 
     /// As [`Terms::expiry`], of one that is a moment already.
-    pub fn cap(&self, expiry: u32, now_s: u32) -> u32 {
+    pub fn cap(&self, expiry: u32, now_s: impl FnOnce() -> u32) -> u32 {
         match self.max_ttl_s.load(Relaxed) {
             0 => expiry,
-            max_ttl_s => expiry::sooner(expiry, now_s.saturating_add(max_ttl_s)),
+            max_ttl_s => expiry::sooner(expiry, now_s().saturating_add(max_ttl_s)),
         }
     }
 }

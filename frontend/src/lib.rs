@@ -25,7 +25,7 @@ mod mailbox;
 mod plain_text;
 mod strangers;
 mod sync;
-mod table;
+pub mod table;
 mod worker;
 
 use std::collections::{HashMap, VecDeque};

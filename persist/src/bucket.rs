@@ -1,6 +1,6 @@
 //! One bucket's files, as the engine uses them.
 
-use std::ops::ControlFlow;
+use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
@@ -57,10 +57,12 @@ pub struct RecoveredVb {
     pub file_bytes: u64,
 }
 
-/// What to stream at warm-up besides documents and open prepares.
+/// What to do at warm-up besides streaming documents and open prepares.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WarmUp {
     pub tombstones: bool,
+    /// Reads the tree of ids too, by which single documents are found later.
+    pub prove: bool,
 }
 
 impl BucketStore {
@@ -139,7 +141,22 @@ impl BucketStore {
             ControlFlow::Continue(())
         });
         let _ = walked.map_err(StoreError::file(vb.id))?;
-        failed.map_or_else(|| Ok(Some(recovered(vb.id, committed))), Err)
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if options.prove {
+            let mut entries = 0;
+            let count = |_| {
+                entries += 1;
+                ControlFlow::Continue(())
+            };
+            let _ = file.by_id(Bound::Unbounded, Bound::Unbounded, count).map_err(StoreError::file(vb.id))?;
+            let expected = committed.alive + committed.tombstones;
+            if entries != expected {
+                return Err(vb.damaged(format!("the tree of ids has {entries} entries instead of {expected}")));
+            }
+        }
+        Ok(Some(recovered(vb.id, committed)))
     }
 
     /// The prepares that were neither committed nor aborted as of the last good commit, in seqno order. Reads only as much

@@ -65,7 +65,7 @@ impl Run<'_> {
         let doc = self.doc()?;
         let Doc::Live(item) = &doc else {
             let value = initial.ok_or(OpError::NotFound)?;
-            let expiry = self.terms.expiry(expiry, self.now_s)?;
+            let expiry = self.terms.expiry(expiry, || self.now_s())?;
             let digits = value.to_string().into_bytes();
             return self.change(&doc, Change::alive(0, expiry, Datatype::JSON, digits), Answer::Counter(value));
         };
@@ -90,10 +90,10 @@ impl Run<'_> {
         self.check_prepare()?;
         let doc = self.doc()?;
         let Doc::Live(item) = &doc else { return Err(OpError::NotFound.into()) };
-        if self.slot.lock_at(self.now).is_some() {
+        if self.slot.lock_at(|| self.now()).is_some() {
             return Err(OpError::Locked.into());
         }
-        let expiry = self.terms.expiry(expiry, self.now_s)?;
+        let expiry = self.terms.expiry(expiry, || self.now_s())?;
         let unchanged = expiry == item.meta().expiry;
         if unchanged && !and_get {
             return Ok(Step::Reply(Reply::Done { cas: item.meta().cas }));

@@ -57,12 +57,12 @@ impl Run<'_> {
         let change = if delete {
             let (datatype, value) = tombstone_value(&incoming)?;
             let source = if options & IS_EXPIRATION != 0 { DeleteSource::Expiry } else { DeleteSource::Explicit };
-            let expiry = if incoming.expiry == 0 { self.now_s } else { incoming.expiry };
+            let expiry = if incoming.expiry == 0 { self.now_s() } else { incoming.expiry };
             let (flags, deleted, value) = (incoming.flags, Some(source), value.map(Cow::Owned));
             Change { flags, expiry, datatype, value, deleted, patches: Vec::new(), given }
         } else {
             let (datatype, value) = self.live_value(&incoming)?;
-            let expiry = self.terms.cap(incoming.expiry, self.now_s);
+            let expiry = self.terms.cap(incoming.expiry, || self.now_s());
             Change { given, ..Change::alive(incoming.flags, expiry, datatype, value) }
         };
         self.change(&doc, change, Answer::Mutated)

@@ -314,7 +314,7 @@ impl<'c> Context<'c> {
             match status.without_xerror(self.call.opcode.unwrap_or(Opcode::Noop)) {
                 Legacy::Status(old) => shown = old,
                 // Older than XERROR itself: there have always been clients that log in too late.
-                Legacy::Close if status == Status::Eaccess => {}
+                Legacy::Close if status == Status::Eaccess && self.shared.is_stranger(self.session) => {}
                 Legacy::Close => {
                     self.session.closing = true;
                     return;

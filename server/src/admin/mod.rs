@@ -133,12 +133,18 @@ async fn front_page() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text)
 }
 
-async fn ready(State(context): Shared) -> (StatusCode, &'static str) {
-    if context.ready.load(Ordering::Acquire) {
-        (StatusCode::OK, "ready\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not accepting clients\n")
+/// A node with damaged data is ready, for whatever else it has; but it says so.
+async fn ready(State(context): Shared) -> (StatusCode, String) {
+    if !context.ready.load(Ordering::Acquire) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "not accepting clients\n".to_owned());
     }
+    let mut text = "ready\n".to_owned();
+    for bucket in context.engine.list() {
+        for (vb, why) in bucket.unloadable() {
+            text.push_str(&format!("bucket {}, vBucket {vb} could not be read whole: {why}\n", bucket.name()));
+        }
+    }
+    (StatusCode::OK, text)
 }
 
 async fn openmetrics(State(context): Shared) -> impl IntoResponse {
