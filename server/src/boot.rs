@@ -20,6 +20,7 @@ use types::BucketUuid;
 
 use crate::admin;
 use crate::config::Config;
+use crate::descriptors::KeptFiles;
 use crate::exit::{Exit, OrExit, Refusal};
 use crate::node::Node;
 use crate::reload::{InEffect, Origin, Reloader};
@@ -62,6 +63,9 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let pool_config = PoolConfig { readers: config.readers, writers: config.writers, ..PoolConfig::default() };
     let pools = Pools::start(&env, &pool_config);
     let store = Store::open(&env, &pools, &config.data_dir, store_options(&config)).map_err(|error| refuse(&error))?;
+    let kept_files = Arc::new(KeptFiles(store.files()));
+    kept_files.fit(&ledger);
+    ledger.on_pressure(Class::Files, Arc::downgrade(&kept_files) as _);
     // From here on every file was validated and nothing on disk is in doubt.
     let engine = Arc::new(engine::Engine::new(&env, &pools, store, engine_options(&config)));
     for recovered in engine.warm_up().map_err(|error| refuse(&error))? {
@@ -120,7 +124,8 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let _ = writeln!(io::stdout(), "ready kv={kv_address} admin={} pid={pid} after_ms={after_ms}", admin.address());
 
     let front_handle = front.handle();
-    let mut reloader = Reloader { origin, config, workers, in_effect, ledger, users, front: front_handle, filter };
+    let mut reloader =
+        Reloader { origin, config, workers, in_effect, ledger, kept_files, users, front: front_handle, filter };
     while signals.forever().next() == Some(SIGHUP) {
         reloader.reload();
     }

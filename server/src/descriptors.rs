@@ -4,7 +4,8 @@ use std::fs;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
-use limits::{Class, Ledger, Permit, Plan, PlanError, Wish, Wishes};
+use limits::{Class, GiveBack, Ledger, Permit, Plan, PlanError, Wish, Wishes};
+use persist::FileCache;
 
 use crate::config::Config;
 use crate::exit::{Exit, OrExit, Refusal};
@@ -62,6 +63,23 @@ pub fn divide_again(ledger: &Ledger, front: &frontend::Handle, config: &Config, 
             // Nobody took what it has just given up.
             let _ = ledger.resize(Class::Files, before.files_max());
         })
+    }
+}
+
+/// The vBucket files that are kept open, as the ledger sees them: closed when their descriptors are wanted.
+pub struct KeptFiles(pub Arc<FileCache>);
+
+impl KeptFiles {
+    /// Keeps as many as there is room for: half of the class, as the others are in use or about to be made.
+    pub fn fit(&self, ledger: &Ledger) {
+        let room = ledger.plan().files_max() as usize / 2;
+        self.0.set_files_max(room.min(persist::Options::default().files_max));
+    }
+}
+
+impl GiveBack for KeptFiles {
+    fn give_back(&self, wanted: u32) -> u32 {
+        self.0.close_some(wanted as usize) as u32
     }
 }
 

@@ -14,6 +14,7 @@ use types::rank::{Mutex, Rank};
 
 use crate::config::keys::Applies;
 use crate::config::{Config, ConfigError, Setting};
+use crate::descriptors::KeptFiles;
 use crate::{descriptors, log};
 
 metrics! {
@@ -69,6 +70,7 @@ pub struct Reloader {
     pub workers: usize,
     pub in_effect: Arc<InEffect>,
     pub ledger: Arc<Ledger>,
+    pub kept_files: Arc<KeptFiles>,
     pub users: Arc<Users>,
     pub front: frontend::Handle,
     pub filter: log::Filter,
@@ -106,6 +108,7 @@ impl Reloader {
         if changed.iter().any(|key| key.name == "kv.connections_max") {
             // The one part that can be refused: it goes first.
             descriptors::divide_again(&self.ledger, &self.front, &new, self.workers)?;
+            self.kept_files.fit(&self.ledger);
             tracing::info!("{}", self.ledger.plan());
         }
         self.front.set_bounds(new.bounds);
