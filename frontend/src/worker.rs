@@ -38,6 +38,9 @@ const REQUESTS_PER_TURN: u32 = 128;
 const BYTES_PER_TURN: usize = 1 << 20;
 /// With this many bytes of replies unsent, no further request is started.
 const OUTPUT_HIGH_LEN: usize = 4 << 20;
+/// The same while all connections together have more unsent than [`Bounds::unsent_plenty_len`]: thousands that do not read
+/// may have a little each, but not all of them much.
+const OUTPUT_HIGH_SCARCE_LEN: usize = 64 << 10;
 /// Replies are sent once this many bytes have gathered, or the input is used up.
 const OUTPUT_SEND_LEN: usize = 256 << 10;
 /// Longest frame of a client that nobody knows yet; its memory is not to be had for the asking.
@@ -230,19 +233,10 @@ impl Worker {
         }
     }
 
-    fn adopt(&mut self, slot: Slot, info: Arc<Info>, mut stream: mio::net::TcpStream, permit: Permit, counted: bool) {
+    fn adopt(&mut self, slot: Slot, info: Arc<Info>, stream: mio::net::TcpStream, permit: Permit, counted: bool) {
         let place = self.shared.table.place_of(slot);
         if self.connections.len() <= place {
             self.connections.resize_with(place + 1, || None);
-        }
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        if let Err(error) = self.poll.registry().register(&mut stream, token_of(slot), interest) {
-            tracing::warn!(peer = %info.peer, "a connection could not be watched: {error}");
-            drop(stream);
-            if counted {
-                self.shared.stranger_left();
-            }
-            return self.shared.table.release(slot);
         }
         let mut session = Session::new(slot, info);
         session.closing = self.draining.is_some();
@@ -253,7 +247,7 @@ impl Worker {
             self.skip_acquaintances();
             self.strangers.push_back((now, slot));
         }
-        let connection = Connection {
+        let mut connection = Connection {
             stream,
             session,
             input: Default::default(),
@@ -275,9 +269,14 @@ impl Worker {
             timer: None,
             permit,
         };
-        assert!(self.connections[place].replace(Box::new(connection)).is_none(), "a slot has one connection");
         self.open += 1;
         counts::CURR_CONNECTIONS.add(1);
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        if let Err(error) = self.poll.registry().register(&mut connection.stream, token_of(slot), interest) {
+            tracing::warn!(peer = %connection.session.info.peer, "a connection could not be watched: {error}");
+            return self.close(connection);
+        }
+        assert!(self.connections[place].replace(Box::new(connection)).is_none(), "a slot has one connection");
         self.enqueue(slot);
     }
 
@@ -304,7 +303,7 @@ impl Worker {
         self.note_login(&mut connection);
         connection.input.settle(&mut self.lender);
         connection.output.settle(&mut self.lender);
-        connection.session.info.bytes_queued.store(connection.output.len() as u64, Relaxed);
+        self.note_unsent(&connection);
         let slot = connection.session.slot;
         match fate {
             Fate::Gone => return self.close(*connection),
@@ -314,6 +313,22 @@ impl Worker {
             self.enqueue(slot);
         }
         self.set_timer(slot);
+    }
+
+    /// Keeps count of what the connections have not taken.
+    fn note_unsent(&self, connection: &Connection) {
+        let now = connection.output.len() as u64;
+        let before = connection.session.info.bytes_queued.swap(now, Relaxed);
+        if now != before {
+            self.shared.unsent_len.fetch_add(now.wrapping_sub(before), Relaxed);
+        }
+    }
+
+    /// With more unsent than this, a connection starts no further request. Whoever waits for that has something unsent, so
+    /// an event of its own will wake it, however the others fare.
+    fn output_high_len(&self) -> usize {
+        let plenty = self.bounds.unsent_plenty_len as u64;
+        if self.shared.unsent_len.load(Relaxed) > plenty { OUTPUT_HIGH_SCARCE_LEN } else { OUTPUT_HIGH_LEN }
     }
 
     /// Keeps count of who has yet to log in. A login that is tried again and fails makes a stranger anew.
@@ -447,11 +462,18 @@ impl Worker {
         }
     }
 
-    /// The one way a connection ends.
+    /// The one way a connection ends. What it still waits for is not waited for any more: the answer will find another
+    /// generation in the slot.
     fn close(&mut self, mut connection: Connection) {
         // An error here leaves nothing to be done: dropping the stream closes it either way.
         let _ = self.poll.registry().deregister(&mut connection.stream);
         let slot = connection.session.slot;
+        let place = self.shared.table.place_of(slot);
+        assert!(self.connections[place].is_none(), "nothing refers to it but its owner");
+        connection.output = Default::default();
+        self.note_unsent(&connection);
+        connection.session.in_flight.clear();
+        connection.session.info.in_flight.store(0, Relaxed);
         let Connection { stream, permit, counted, .. } = connection;
         drop(stream);
         self.open -= 1;
@@ -513,7 +535,7 @@ impl Worker {
                     Err(_) => return Fate::Gone,
                 },
                 Pause::Backlogged => match self.send(connection) {
-                    Ok(()) if connection.output.len() > OUTPUT_HIGH_LEN => break Pause::Backlogged,
+                    Ok(()) if connection.output.len() > self.output_high_len() => break Pause::Backlogged,
                     Ok(()) => {}
                     Err(_) => return Fate::Gone,
                 },
@@ -531,7 +553,7 @@ impl Worker {
             }
             // A client that has hung up altogether, rather than only stopped sending, shows in the next read.
             Pause::Stalled | Pause::Closing if connection.readable && !connection.eof => watch(connection),
-            Pause::Backlogged if connection.output.len() <= OUTPUT_HIGH_LEN => Fate::Again,
+            Pause::Backlogged if connection.output.len() <= self.output_high_len() => Fate::Again,
             _ => Fate::Rest,
         }
     }
@@ -573,12 +595,13 @@ impl Worker {
         let sent = connection.output.sent_len();
         let out = connection.output.tail(&mut self.lender);
         let in_reserve = connection.permit.class() == limits::Class::Admin;
+        let output_high_len = self.output_high_len();
         let session = &mut connection.session;
         let pause = loop {
             if session.closing {
                 break Pause::Closing;
             }
-            if out.len() - sent > OUTPUT_HIGH_LEN {
+            if out.len() - sent > output_high_len {
                 break Pause::Backlogged;
             }
             if *requests == 0 {
