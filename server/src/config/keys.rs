@@ -174,8 +174,8 @@ pub static KEYS: &[Key] = &[
         name: "kv.unsent_mb_max",
         default: "256",
         applies: Live,
-        doc: "A client with more than so many MiB of answers waiting to be sent is closed. With 4 of them waiting, no further request of \
-              its is read; what was under way by then can come on top.",
+        doc: "A client with more than so many MiB of answers waiting to be sent is closed. With 4 of them waiting, or with 64 KiB while \
+              256 MiB wait for all clients together, no further request of its is read; what was under way by then can come on top.",
         set: |c, v| number(v, 32, 65_536).map(|n| c.bounds.unsent_len_max = (n as usize) << 20),
     },
     Key {
