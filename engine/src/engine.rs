@@ -122,6 +122,17 @@ impl Engine {
         Ok(bucket)
     }
 
+    /// Gives a bucket other settings; durable, and in force, when it returns.
+    pub fn change_bucket(&self, spec: BucketSpec) -> Result<(), StoreError> {
+        let name = spec.name.clone();
+        self.store.change_bucket(spec)?;
+        // Under the lock, so that of two changes at once the later one stays in force.
+        if let Some(bucket) = self.buckets.write().get(&name) {
+            bucket.adopt_spec();
+        }
+        Ok(())
+    }
+
     /// The name is free, and the files are gone, when it returns. Requests under way are answered: sync writes with
     /// *ambiguous*.
     pub fn delete_bucket(&self, name: &str) -> Result<(), StoreError> {

@@ -48,7 +48,7 @@ impl Bucket {
         }
         let Some(item) = self.peek(vb, key)? else { return Ok(Observed { state: KeyState::NotFound, cas: Cas(0) }) };
         let persisted = item.seqno() <= vb.log.marks.durable();
-        let gone = item.is_deleted() || expiry::is_past(item.meta().expiry, self.env.clock.unix_s());
+        let gone = item.is_deleted() || expiry::is_past(item.meta().expiry, || self.env.clock.unix_s());
         let state = match (gone, persisted) {
             (false, false) => KeyState::NotPersisted,
             (false, true) => KeyState::Persisted,
@@ -94,7 +94,7 @@ impl Bucket {
             }
             let (mut skip, mut found) = ((dice >> 16) % live as usize, None);
             vb.table.visit(|item| {
-                if !item.is_deleted() && item.resident() && !expiry::is_past(item.meta().expiry, now_s) {
+                if !item.is_deleted() && item.resident() && !expiry::is_past(item.meta().expiry, || now_s) {
                     found = Some(item.clone());
                     skip = skip.saturating_sub(1);
                 }

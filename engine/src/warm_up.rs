@@ -350,6 +350,7 @@ mod tests {
             quota_bytes: 64 << 20,
             flush_enabled: true,
             eviction,
+            rules: persist::WriteRules::default(),
         };
         let bucket = engine.bucket("b").unwrap_or_else(|| engine.create_bucket(spec).expect("a new one"));
         (pools, engine, bucket)

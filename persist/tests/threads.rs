@@ -65,6 +65,7 @@ fn spec(name: &str) -> BucketSpec {
         quota_bytes: 1 << 20,
         flush_enabled: false,
         eviction: persist::Eviction::Value,
+        rules: persist::WriteRules::default(),
     }
 }
 

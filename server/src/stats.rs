@@ -111,7 +111,8 @@ impl StatProvider for Process {
             "timings" => self.timings(arguments, bucket, emit),
             "scheduler" | "tasks" => self.scheduler(emit),
             "limits" => self.limits(emit),
-            "config" => self.seen.in_effect.emit(emit),
+            // "settings" is what memcached's tools call it.
+            "config" | "settings" => self.seen.in_effect.emit(emit),
             "uuid" => emit("uuid", &self.seen.node_uuid),
             _ => return false,
         }

@@ -32,6 +32,7 @@ pub fn spec() -> BucketSpec {
         quota_bytes: 1 << 20,
         flush_enabled: false,
         eviction: persist::Eviction::default(),
+        rules: persist::WriteRules::default(),
     }
 }
 

@@ -3,9 +3,12 @@
 //! It runs on one thread of its own, so that it answers when every worker is busy and when no connection slot is free: its connections have permits of their own. Health and
 //! metrics only read numbers: a sick disk cannot make them wait.
 
+mod bucket_form;
 mod buckets;
+mod collections;
 mod pools;
 mod port;
+mod users;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,10 +22,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use base64::Engine as _;
-use frontend::auth::{Identity, Users};
+use frontend::auth::Users;
 use frontend::cluster::Cluster;
 use limits::Ledger;
-use serde_json::json;
 use tokio::sync::oneshot;
 
 /// What the handlers need.
@@ -107,9 +109,10 @@ impl Drop for Admin {
 
 fn router(context: Arc<Context>) -> Router {
     let guarded = Router::new()
-        .route("/whoami", get(whoami))
         .merge(pools::routes())
         .merge(buckets::routes())
+        .merge(collections::routes())
+        .merge(users::routes())
         .route_layer(middleware::from_fn_with_state(Arc::clone(&context), authenticate));
     Router::new()
         .route("/", get(front_page))
@@ -148,13 +151,6 @@ async fn openmetrics(State(context): Shared) -> impl IntoResponse {
     let mut text = String::new();
     metrics::write_openmetrics(&mut text, context.registry.families());
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
-}
-
-async fn whoami(request: Request) -> impl IntoResponse {
-    let identity = request.extensions().get::<Identity>().cloned();
-    let Some(identity) = identity else { return StatusCode::UNAUTHORIZED.into_response() };
-    let role = if identity.role == frontend::auth::Role::Admin { "admin" } else { "data_writer" };
-    axum::Json(json!({ "id": &*identity.user, "domain": "local", "roles": [{ "role": role }] })).into_response()
 }
 
 /// Lets proven users through and remembers who they are.
