@@ -105,7 +105,7 @@ fn end(vb: &Arc<Vb>, attached: &Attached, slice: &Slice) -> Outcome {
     }
     let is_behind = marks.durable() > slice.last;
     // A slice that was cut short by its size: the rest goes at once. Otherwise it came meanwhile, and may come of age.
-    if is_behind && slice.items.len() > 1 && slice_is_full(vb, slice) {
+    if is_behind && slice_is_full(vb, slice) {
         return Outcome::More;
     }
     let has_newer_record = attached.records.lock().logged().is_some_and(|(version, _)| version != slice.record_version);

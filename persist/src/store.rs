@@ -25,7 +25,7 @@ use crate::shared::Shared;
 use crate::spec::{BucketSpec, replace_file};
 use crate::stats::BucketCounters;
 use crate::sync::sync_files;
-use crate::vb::{Home, Vb};
+use crate::vb::{Attached, Home, Vb};
 
 /// A shutdown goes on without a vBucket whose flush has failed this often since it began.
 const DRAIN_FAILURES_MAX: u32 = 4;
@@ -69,8 +69,9 @@ impl Store {
         let clean = data_dir.join(CLEAN_FILE);
         let was_clean = is_new || storage.exists(&clean).map_err(StoreError::io("look for", &clean))?;
         env::create_dir_durable(storage, &root).map_err(StoreError::io("create directory", &root))?;
-        // The data directory's own entry: whoever made it may not have synced it.
-        if let Some(parent) = data_dir.parent().filter(|parent| is_new && !parent.as_os_str().is_empty()) {
+        // The data directory's own entry: whoever made it may not have synced it, nor a first start that failed.
+        let in_doubt = is_new || !was_clean;
+        if let Some(parent) = data_dir.parent().filter(|parent| in_doubt && !parent.as_os_str().is_empty()) {
             storage.sync_dir(parent).map_err(StoreError::io("sync directory", parent))?;
         }
 
@@ -312,8 +313,9 @@ impl Store {
                 let gives_up =
                     || vb.ticket.is_waiting() && vb.failures() >= failures_before.saturating_add(DRAIN_FAILURES_MAX);
                 self.shared.wait_until(|| gives_up() || !(vb.ticket.is_busy() || vb.ticket.is_waiting()));
-                let is_behind = vb.attached().is_some_and(|a| a.log.marks.high() > a.log.marks.filed());
-                if is_behind || vb.is_dirty() {
+                // A poisoned one too: what it could not write would be missed by whoever takes the stop for a clean one.
+                let is_behind = |a: Arc<Attached>| a.log.marks.high() > a.log.marks.filed() || vb.wants_record(&a);
+                if vb.attached().is_some_and(is_behind) {
                     left.push((bucket.spec().name.clone(), vb.id));
                 }
             }
