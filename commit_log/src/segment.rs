@@ -115,14 +115,9 @@ impl Segment {
         Ok(())
     }
 
-    /// For a segment without records: writes its header once more, in case the sync after the first time failed; with
-    /// another size, if that was changed.
-    pub fn renew_header(&mut self, segment_bytes: u64) -> Result<(), Trouble> {
-        if self.header.segment_bytes == segment_bytes {
-            return self.write_header(self.slot, self.header);
-        }
-        self.grow(segment_bytes)?;
-        self.write_header(1 - self.slot, SegmentHeader { segment_bytes, ..self.header })
+    /// For a segment without records: writes its header once more, in case the sync after the first time failed.
+    pub fn renew_header(&mut self) -> Result<(), Trouble> {
+        self.write_header(self.slot, self.header)
     }
 
     fn grow(&mut self, bytes: u64) -> Result<(), Trouble> {

@@ -114,8 +114,6 @@ impl Store {
             sync_files(env, pools, files)?;
         }
         storage.sync_dir(&root).map_err(StoreError::io("sync directory", &root))?;
-        crate::vb::remove_if_there(storage, &clean)?;
-        storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
         let open = |slot: &Slot| match slot {
             Slot::Open(bucket) => Some((bucket.spec().uuid, Arc::from(bucket.vbs()))),
             Slot::Busy => None,
@@ -123,6 +121,8 @@ impl Store {
         let homes: HashMap<_, Arc<[Arc<Vb>]>> = buckets.values().filter_map(open).collect();
         let log = open_log(&shared, pools, data_dir, &homes, was_clean)?;
         // From here on the files have everything that was ever acknowledged.
+        crate::vb::remove_if_there(storage, &clean)?;
+        storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
         if let (Some(log), Some(options)) = (log, &shared.options.commit_log) {
             shared.set_logger(pools, log, options).map_err(StoreError::log)?;
         }
