@@ -262,10 +262,7 @@ pub static KEYS: &[Key] = &[
         default: "67108864",
         applies: Restart,
         doc: "Bytes of each file of the commit log, a multiple of 4096. The largest document must fit.",
-        set: |c, v| match number(v, SEGMENT_BYTES_MIN, 1 << 30) {
-            Ok(n) if n % 4096 == 0 => Ok(c.log_segment_bytes = n),
-            _ => Err(format!("a multiple of 4096 from {SEGMENT_BYTES_MIN} to {}", 1 << 30)),
-        },
+        set: |c, v| multiple_of_4096(v, SEGMENT_BYTES_MIN, 1 << 30).map(|n| c.log_segment_bytes = n),
     },
     Key {
         name: "persist.readers",
@@ -386,6 +383,13 @@ fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
     let wanted = || format!("a whole number from {least} to {most}");
     let n: u64 = text.parse().map_err(|_| wanted())?;
     if (least..=most).contains(&n) { Ok(n) } else { Err(wanted()) }
+}
+
+fn multiple_of_4096(text: &str, least: u64, most: u64) -> Result<u64, String> {
+    match number(text, least, most) {
+        Ok(n) if n % 4096 == 0 => Ok(n),
+        _ => Err(format!("a multiple of 4096 from {least} to {most}")),
+    }
 }
 
 fn power_of_two(text: &str, least: u64, most: u64) -> Result<u64, String> {
