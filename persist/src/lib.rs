@@ -36,15 +36,20 @@ mod vb;
 use std::time::Duration;
 
 pub use bucket::{BucketStore, RecoveredVb, WarmUp};
-pub use commit_log::{Driver as LogDriver, LogStats};
+pub use commit_log::{Driver as LogDriver, Inspection as LogInspection, LogStats};
 pub use couchstore::Version;
 pub use error::{Damage, Damages, StoreError, Verdict};
 pub use file_cache::{FileCache, FileCacheStats};
 pub use queue::Urgency;
-pub use spec::{BucketSpec, Eviction};
+pub use spec::{BucketSpec, Compression, Eviction, WriteRules};
 pub use stats::BucketStoreStats;
 pub use store::{Drained, Store};
 pub use vb::Nudge;
+
+/// What is in a commit log's directory, which no server is using. Changes nothing.
+pub fn inspect_log(env: &env::Env, dir: &std::path::Path) -> Result<LogInspection, StoreError> {
+    commit_log::inspect(env, dir).map_err(StoreError::log)
+}
 
 /// How a store uses its commit log.
 #[derive(Clone, Debug)]

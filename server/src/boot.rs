@@ -67,7 +67,7 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let kept_files = store.files();
     let spare_files: Arc<dyn GiveBack> = Arc::new(SpareFiles(Arc::clone(&kept_files)));
     ledger.on_pressure(Class::Files, Arc::downgrade(&spare_files));
-    // From here on every file was validated and nothing on disk is in doubt.
+    // From here on every file was validated as far as its roots.
     let engine = Arc::new(engine::Engine::new(&env, &pools, store, engine_options(&config)));
     for recovered in engine.warm_up().map_err(|error| refuse(&error))? {
         announce(&recovered);
@@ -163,6 +163,7 @@ pub fn new_bucket(name: &str) -> BucketSpec {
         quota_bytes: 1 << 30,
         flush_enabled: false,
         eviction: persist::Eviction::default(),
+        rules: persist::WriteRules::default(),
     }
 }
 
@@ -264,6 +265,7 @@ fn engine_options(config: &Config) -> engine::Options {
     engine::Options {
         durability_timeout: Duration::from_millis(u64::from(config.durability_timeout_ms)),
         pager_interval: Duration::from_secs(u64::from(config.pager_interval_s)),
+        loading_grace: Duration::from_millis(u64::from(config.warm_up_grace_ms)),
         ..engine::Options::default()
     }
 }

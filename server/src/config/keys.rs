@@ -293,6 +293,14 @@ pub static KEYS: &[Key] = &[
         doc: "Name of the user that is made at the first start.",
         set: |c, v| user_name(v).map(|v| c.user = v),
     },
+    Key {
+        name: "warm_up.grace_ms",
+        default: "500",
+        applies: Restart,
+        doc: "How long a start may read what is in the files before it serves them, in milliseconds: damage found by then stops it. 0: none \
+              of it. The rest is loaded while clients are served, and what turns out damaged is answered with an error.",
+        set: |c, v| number(v, 0, 86_400_000).map(|n| c.warm_up_grace_ms = n as u32),
+    },
 ];
 
 /// The row of a key.
