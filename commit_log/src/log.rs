@@ -52,6 +52,8 @@ pub trait Observer: Send + Sync {
     fn poisoned(&self, reason: &str);
     /// There is room again after [`LogError::Full`].
     fn room(&self) {}
+    /// The disk is full. Told again and again as long as the log needs space.
+    fn disk_full(&self) {}
 }
 
 /// What a turn of leading came to.
@@ -135,7 +137,10 @@ struct Queue {
 
 /// Why leading stops before everything is durable.
 enum Halt {
-    NoRoom(Arc<str>),
+    NoRoom {
+        why: Arc<str>,
+        disk_full: bool,
+    },
     /// A segment is being made ready by another thread.
     Soon,
     Poison(Arc<str>),
@@ -144,7 +149,8 @@ enum Halt {
 impl From<Trouble> for Halt {
     fn from(trouble: Trouble) -> Halt {
         match trouble {
-            Trouble::NoRoom(why) => Halt::NoRoom(why),
+            Trouble::NoRoom(why) => Halt::NoRoom { why, disk_full: false },
+            Trouble::DiskFull(why) => Halt::NoRoom { why, disk_full: true },
             Trouble::Poison(why) => Halt::Poison(why),
         }
     }
@@ -271,11 +277,15 @@ impl Log {
         match halt {
             None if queue.waiting.is_empty() => Lead::Idle,
             None => Lead::More,
-            Some(Halt::NoRoom(why)) => {
-                if queue.full.replace(Arc::clone(&why)).is_none() {
-                    drop(queue);
+            Some(Halt::NoRoom { why, disk_full }) => {
+                let is_news = queue.full.replace(Arc::clone(&why)).is_none();
+                drop(queue);
+                if is_news {
                     stats::FULL.inc();
                     tracing::warn!("the commit log has no room: {why}");
+                }
+                if disk_full && let Some(observer) = self.observer.get() {
+                    observer.disk_full();
                 }
                 Lead::Full
             }
@@ -355,13 +365,14 @@ impl Log {
         let prepared = self.prepare();
         // It may wait for just this.
         self.wake();
-        match prepared {
-            Ok(_) => Ok(()),
-            Err(Trouble::Poison(reason)) => {
+        match prepared.map_err(Halt::from) {
+            Ok(_) | Err(Halt::Soon) => Ok(()),
+            Err(Halt::Poison(reason)) => {
                 self.poison(&reason);
                 Err(LogError::Poisoned(reason))
             }
-            Err(Trouble::NoRoom(why)) => {
+            // Should that be the disk, the leader tells when it needs the space.
+            Err(Halt::NoRoom { why, .. }) => {
                 let Pressure { bytes_in_use, bytes_max } = self.pressure();
                 Err(LogError::Full { bytes_in_use, bytes_max, why })
             }

@@ -393,7 +393,7 @@ fn remove(env: &Env, candidate: &Candidate) -> Result<(), LogError> {
 
 fn refused(path: &Path) -> impl FnOnce(Trouble) -> LogError {
     move |trouble| {
-        let (Trouble::NoRoom(why) | Trouble::Poison(why)) = trouble;
+        let (Trouble::NoRoom(why) | Trouble::DiskFull(why) | Trouble::Poison(why)) = trouble;
         LogError::io("prepare", path)(std::io::Error::other(&*why))
     }
 }

@@ -91,7 +91,7 @@ impl Writer {
         self.batch.insert(self.done, self.done_bytes, Batch::of_the_log(RecordKind::Skip));
     }
 
-    /// Writes the next `count` records and makes them durable. On `NoRoom` nothing has changed, and the same may be tried
+    /// Writes the next `count` records and makes them durable. On `DiskFull` nothing has changed, and the same may be tried
     /// again: no sync has failed, so writing the same bytes in the same place makes up for the first attempt.
     pub fn write(&mut self, count: usize, bytes: usize) -> Result<Written<'_>, Trouble> {
         let from = self.at / BLOCK_BYTES * BLOCK_BYTES;
@@ -175,7 +175,7 @@ impl Writer {
 fn write_durably(segment: &mut Segment, bytes: &[u8], at: u64) -> Result<(), Trouble> {
     let failed = |segment: &Segment, op: &str, e: std::io::Error| {
         let why = format!("{op} {}@{at}: {e}", segment.path.display()).into();
-        if is_no_space(&e) { Trouble::NoRoom(why) } else { Trouble::Poison(why) }
+        if is_no_space(&e) { Trouble::DiskFull(why) } else { Trouble::Poison(why) }
     };
     if let Some(durable) = &segment.durable {
         match write_all_at(&**durable, bytes, at) {

@@ -24,6 +24,7 @@ mod names;
 mod queue;
 mod recovery;
 mod replay;
+mod reserve;
 mod shared;
 mod spec;
 pub mod stats;
@@ -98,6 +99,8 @@ pub struct Options {
     pub files_max: usize,
     /// Changes go to a log that all vBuckets share, and to the files later; `None`: to the files, each by itself.
     pub commit_log: Option<LogOptions>,
+    /// Disk space kept back for when there is none left; 0: none.
+    pub reserve_bytes: u64,
     /// Go back to the newest readable commit of damaged files, as another history, instead of refusing to open.
     pub recovery: bool,
 }
@@ -111,6 +114,7 @@ impl Default for Options {
             format: Version::V13,
             files_max: 1024,
             commit_log: None,
+            reserve_bytes: 0,
             recovery: false,
         }
     }

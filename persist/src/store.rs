@@ -74,7 +74,7 @@ impl Store {
             storage.sync_dir(parent).map_err(StoreError::io("sync directory", parent))?;
         }
 
-        let shared = Shared::start(env, pools, options);
+        let shared = Shared::start(env, pools, data_dir, options);
         let mut damages = Vec::new();
         let mut files = Vec::new();
         let mut buckets = BTreeMap::new();
@@ -145,9 +145,9 @@ impl Store {
         self.was_clean
     }
 
-    /// The last write failed for lack of space, and none has succeeded since.
+    /// A write failed for lack of space, and what is kept back for that case has not been had again since.
     pub fn disk_full(&self) -> bool {
-        self.shared.disk_full.load(Ordering::Acquire)
+        self.shared.reserve.is_full()
     }
 
     /// How many vBucket files are kept open for their next use, from now on: 0 is none. See [`FileCache::set_files_max`].
@@ -262,7 +262,7 @@ impl Store {
             logger.remove(bucket.spec().uuid);
         }
         // If it was this bucket that found the disk full, nobody would find out that it no longer is.
-        self.shared.disk_full.store(false, Ordering::Release);
+        self.shared.reserve.may_have_space();
         let removed = self.remove_dir(&bucket.spec());
         if let (Ok(()), Some(logger)) = (&removed, self.shared.logger()) {
             logger.forget(bucket.spec().uuid);

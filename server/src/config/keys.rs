@@ -280,6 +280,14 @@ pub static KEYS: &[Key] = &[
         set: |c, v| one_of(v, [("on", true), ("off", false)]).map(|on| c.recovery = on),
     },
     Key {
+        name: "persist.reserve_mb",
+        default: "32",
+        applies: Restart,
+        doc: "Disk space kept back, in MiB, for when there is none left: then it is given up, what was accepted is still written, and writes \
+              that need more are refused until there is as much again. 0: none.",
+        set: |c, v| number(v, 0, 65_536).map(|n| c.reserve_bytes = n << 20),
+    },
+    Key {
         name: "persist.writers",
         default: "8",
         applies: Restart,
