@@ -24,6 +24,7 @@ mod fuzz;
 mod header;
 pub mod inspect;
 pub mod kv;
+mod runs;
 mod source;
 pub mod vbstate;
 
@@ -36,3 +37,4 @@ pub use error::{Error, Result, Step};
 pub use format::{Checksum, META_SNAPPY, Version};
 pub use fuzz::fuzz_open;
 pub use header::{Header, Mode, Previous};
+pub use runs::Spill;

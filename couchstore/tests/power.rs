@@ -143,7 +143,7 @@ proptest! {
 #[test]
 fn a_copy_without_its_commit_does_not_open() {
     let file = MemFile::empty();
-    let mut copy = Copy::create(file.clone(), Path::new("copy"), Version::V13).unwrap();
+    let mut copy = Copy::create(file.clone(), Path::new("copy"), Version::V13, common::no_spill()).unwrap();
     let couch = common::open(&common::fixture("b-1000snappy-v13.couch"), Mode::Strict).unwrap();
     for _ in 0..4 {
         let mut seq = copy.bytes();

@@ -234,7 +234,8 @@ fn saving_the_same_batches_makes_the_same_leaves_as_the_original_made() {
 
 fn copy_of(snapshot: &Snapshot, keep: impl Fn(&DocInfo) -> bool) -> (std::sync::Arc<MemFile>, Couch) {
     let file = MemFile::empty();
-    let mut copy = Copy::create(file.clone(), Path::new("copy.couch"), snapshot.header().version).unwrap();
+    let mut copy =
+        Copy::create(file.clone(), Path::new("copy.couch"), snapshot.header().version, common::no_spill()).unwrap();
     let _ = snapshot.changes_since(0, |doc| {
         if keep(&doc) {
             copy.put(&doc, snapshot.raw_body(&doc).unwrap().as_deref()).unwrap();
@@ -294,7 +295,7 @@ fn a_copy_splits_as_the_originals_does_and_can_be_written_to() {
     }
     for version in [Version::V13, Version::V14] {
         let file = MemFile::empty();
-        let copy = Copy::create(file.clone(), Path::new("copy"), version).unwrap();
+        let copy = Copy::create(file.clone(), Path::new("copy"), version, common::no_spill()).unwrap();
         let couch = copy.commit(7, 3, 1).unwrap();
         assert_eq!(couch.headers(Mode::Strict).unwrap().len(), 1);
         let couch = open(&file.bytes(), Mode::Strict).unwrap();

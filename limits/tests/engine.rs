@@ -108,6 +108,7 @@ fn spec() -> BucketSpec {
         quota_bytes: 64 << 20,
         flush_enabled: true,
         eviction: persist::Eviction::default(),
+        rules: Default::default(),
     }
 }
 

@@ -41,7 +41,7 @@ pub use couchstore::Version;
 pub use error::{Damage, Damages, StoreError, Verdict};
 pub use file_cache::{FileCache, FileCacheStats};
 pub use queue::Urgency;
-pub use spec::{BucketSpec, Eviction};
+pub use spec::{BucketSpec, Compression, Eviction, WriteRules};
 pub use stats::BucketStoreStats;
 pub use store::{Drained, Store};
 pub use vb::Nudge;

@@ -33,7 +33,11 @@ const STEPS: &[Step] = &[
         proves: "no wake-up, permit, slot or letter is lost, and the broken orders are found broken",
         run: loom,
     },
-    Step { name: "shuttle", proves: "pools and the commit log survive storms of all that can happen at once", run: shuttle },
+    Step {
+        name: "shuttle",
+        proves: "pools and the commit log survive storms of all that can happen at once",
+        run: shuttle,
+    },
     Step { name: "build", proves: "the release binary builds", run: build },
     Step { name: "docs", proves: "docs/config.md says what the program says", run: docs_are_current },
     Step { name: "install", proves: "the real clients are here", run: install },

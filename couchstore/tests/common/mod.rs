@@ -138,3 +138,8 @@ pub fn sidecar(name: &str) -> serde_json::Value {
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
+
+/// For copies of few documents.
+pub fn no_spill() -> couchstore::Spill {
+    Box::new(|| panic!("so few documents are sorted in memory"))
+}

@@ -27,6 +27,7 @@ use crate::mailbox::{Answer, JobReply, Mailbox};
 use crate::{Shared, errors};
 
 pub(crate) use bootstrap::greet;
+pub use collections::MANIFEST;
 
 /// One request being worked on: where it came from and where its reply goes.
 pub(crate) struct Context<'c> {
