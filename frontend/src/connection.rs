@@ -175,6 +175,8 @@ pub struct Connection {
     /// The socket may have more to read or take more to write: edge-triggered events only say when it turns true.
     pub readable: bool,
     pub writable: bool,
+    /// The client has hung up, and that is still to be read: no further event will say so.
+    pub hung_up: bool,
     pub eof: bool,
     pub phase: Phase,
     /// It is in the worker's queue already.

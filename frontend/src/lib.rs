@@ -72,7 +72,7 @@ pub struct Options {
 }
 
 /// What one client may take, in time and memory. May be changed while the front end runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// How long a client may take to log in.
     pub login_timeout: Duration,
@@ -249,7 +249,7 @@ pub struct FrontEnd {
 /// # Errors
 /// The address cannot be bound (it is in the text), or a thread or event queue cannot be had.
 pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
-    let socket = listener::bind(options.listen)?;
+    let socket = listener::bind(options.listen, &options.bounds)?;
     let local_addr = socket.local_addr()?;
     let workers = match options.workers {
         0 => thread::available_parallelism().map_or(1, usize::from),
@@ -376,6 +376,7 @@ impl Handle {
     /// Sets what one client may take, of those here and those to come.
     pub fn set_bounds(&self, bounds: Bounds) {
         *self.0.bounds.lock() = bounds;
+        self.0.wake_listener();
         self.0.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::Bounds(bounds)));
     }
 }

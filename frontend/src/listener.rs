@@ -22,11 +22,11 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use crate::Shared;
 use crate::connection::Info;
 use crate::counts;
 use crate::mailbox::{Arrival, Letter};
 use crate::worker::WAKE;
+use crate::{Bounds, Shared};
 
 const LISTEN: Token = Token(0);
 const BACKLOG: i32 = 4096;
@@ -50,25 +50,38 @@ pub(crate) struct Listener {
     /// When somebody last got an ordinary place.
     granted: Duration,
     logged: Option<Duration>,
+    /// What the sockets of clients are set up with.
+    bounds: Bounds,
 }
 
-/// Binds. The address is in the error's text.
-pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+/// Binds, for clients within `bounds`. The address is in the error's text.
+pub(crate) fn bind(address: SocketAddr, bounds: &Bounds) -> io::Result<TcpListener> {
     let open = || -> io::Result<TcpListener> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
         socket.bind(&address.into())?;
+        hand_down(SockRef::from(&socket), bounds)?;
         socket.listen(BACKLOG)?;
         Ok(TcpListener::from_std(socket.into()))
     };
     open().map_err(|e| io::Error::new(e.kind(), format!("cannot listen for KV clients on {address}: {e}")))
 }
 
+/// Sets what every connection is to have, so that a client whose machine or network is gone does not keep its place. A
+/// connection inherits it from the listener, which saves it five calls of its own.
+fn hand_down(listener: SockRef<'_>, bounds: &Bounds) -> io::Result<()> {
+    listener.set_nodelay(true)?;
+    listener.set_tcp_user_timeout(Some(bounds.stall_timeout))?;
+    let Some(silence) = bounds.keepalive else { return listener.set_keepalive(false) };
+    let probe = (silence / 4).max(Duration::from_secs(1));
+    listener.set_tcp_keepalive(&TcpKeepalive::new().with_time(silence).with_interval(probe).with_retries(4))
+}
+
 impl Listener {
     pub fn new(poll: Poll, socket: TcpListener, shared: Arc<Shared>) -> Listener {
-        let granted = shared.now();
-        Listener { poll, socket, shared, in_hand: None, crowded_since: None, granted, logged: None }
+        let (granted, bounds) = (shared.now(), shared.options.bounds);
+        Listener { poll, socket, shared, in_hand: None, crowded_since: None, granted, logged: None, bounds }
     }
 
     pub fn run(mut self) {
@@ -78,6 +91,7 @@ impl Listener {
             panic!("watching the listener: {error}");
         }
         loop {
+            self.keep_up();
             match self.poll.poll(&mut events, patience) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -180,24 +194,20 @@ impl Listener {
         let now = self.shared.now();
         let (slot, info) = self.shared.table.take(|slot| Arc::new(Info::new(slot, peer, now)));
         info.in_reserve.store(permit.class() == Class::Admin, Relaxed);
-        if let Err(error) = self.prepare(&stream) {
-            tracing::debug!(%peer, "setting up the socket: {error}");
-        }
         counts::TOTAL_CONNECTIONS.inc();
         let arrival = Arrival { slot, info, stream, permit, counted };
         self.shared.mailboxes[self.shared.table.worker_of(slot)].post(Letter::Adopt(arrival));
     }
 
-    /// So that a client whose machine or network is gone does not keep its place.
-    fn prepare(&self, stream: &TcpStream) -> io::Result<()> {
+    /// After the bounds were changed.
+    fn keep_up(&mut self) {
         let bounds = *self.shared.bounds.lock();
-        stream.set_nodelay(true)?;
-        let socket = SockRef::from(stream);
-        if let Some(silence) = bounds.keepalive {
-            let probe = (silence / 4).max(Duration::from_secs(1));
-            socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(silence).with_interval(probe).with_retries(4))?;
+        if bounds != self.bounds {
+            self.bounds = bounds;
+            if let Err(error) = hand_down(SockRef::from(&self.socket), &bounds) {
+                tracing::warn!("setting up the sockets of clients: {error}");
+            }
         }
-        socket.set_tcp_user_timeout(Some(bounds.stall_timeout))
     }
 
     fn log(&mut self, what: &str) {

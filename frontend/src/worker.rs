@@ -149,7 +149,8 @@ impl Worker {
     fn note(&mut self, event: &mio::event::Event) {
         let slot = slot_of(event.token());
         let Some(connection) = self.find(slot) else { return };
-        connection.readable |= event.is_readable() || event.is_read_closed() || event.is_error();
+        connection.hung_up |= event.is_read_closed() || event.is_error();
+        connection.readable |= event.is_readable() || connection.hung_up;
         connection.writable |= event.is_writable() || event.is_write_closed() || event.is_error();
         self.enqueue(slot);
     }
@@ -231,6 +232,7 @@ impl Worker {
             // The first event may have been before the registration.
             readable: true,
             writable: true,
+            hung_up: false,
             eof: false,
             phase: Phase::Serving,
             queued: false,
@@ -343,8 +345,6 @@ impl Worker {
     /// The one way a connection ends. What it still waits for is not waited for any more: the answer will find another
     /// generation in the slot.
     fn close(&mut self, mut connection: Connection) {
-        // An error here leaves nothing to be done: dropping the stream closes it either way.
-        let _ = self.poll.registry().deregister(&mut connection.stream);
         let slot = connection.session.slot;
         let place = self.shared.table.place_of(slot);
         assert!(self.connections[place].is_none(), "nothing refers to it but its owner");
@@ -353,6 +353,7 @@ impl Worker {
         connection.session.in_flight.clear();
         connection.session.info.in_flight.store(0, Relaxed);
         let Connection { stream, permit, counted, .. } = connection;
+        // Takes it off the poll as well.
         drop(stream);
         self.open -= 1;
         counts::CURR_CONNECTIONS.sub(1);
@@ -424,10 +425,13 @@ impl Worker {
 
     fn read(&mut self, connection: &mut Connection, bytes: &mut usize) -> io::Result<()> {
         let room = connection.input.room(connection.need, &mut self.lender);
+        let room_len = room.len();
         match connection.stream.read(room) {
             Ok(0) => connection.eof = true,
             Ok(count) => {
                 connection.input.received(count);
+                // Room is left, so that was all, and what comes next is an event: no need to be told "would block".
+                connection.readable = count == room_len || connection.hung_up;
                 connection.received = self.shared.now();
                 counts::BYTES_READ.add(count as u64);
                 *bytes = bytes.saturating_sub(count);
