@@ -30,6 +30,10 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     if attached.log.marks.poisoned().is_some() || vb.home.gone.load(Ordering::Acquire) {
         return Outcome::Done;
     }
+    if vb.gate.room() == 0 {
+        // Its compaction asks again.
+        return Outcome::Done;
+    }
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();
     let logger = vb.home.shared.logger().filter(|logger| logger.takes());
@@ -43,6 +47,7 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     match commit(vb, &slice, &batch) {
         Ok(committed) => {
             publish(vb, &attached, &slice, &batch, committed);
+            vb.home.shared.compactor.consider(vb);
             FLUSHES.record(clock.monotonic().saturating_sub(begun));
             end(vb, &attached, &slice)
         }
@@ -60,11 +65,18 @@ fn what_to_flush(vb: &Vb, attached: &Attached, is_logged: bool) -> Option<Slice>
     vb.take_unfiled_bytes();
     let durable = attached.log.marks.durable();
     let mut slice = attached.log.read(&attached.cursor, vb.home.shared.options.batch_bytes_max);
+    let room = vb.gate.room();
     if !is_logged {
+        if slice.items.len() > room {
+            slice.items.truncate(room);
+            slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno());
+        }
+        vb.gate.pass(slice.items.len());
         return (!slice.items.is_empty() || vb.wants_record(attached)).then_some(slice);
     }
     let count = slice.items.partition_point(|item| item.seqno() <= durable);
-    slice.items.truncate(count);
+    slice.items.truncate(count.min(room));
+    vb.gate.pass(slice.items.len());
     slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno());
     (slice.record_version, slice.record) = attached.records.lock().logged()?;
     let is_new = attached.recorded.load(Ordering::Acquire) != slice.record_version;
@@ -145,7 +157,7 @@ fn put_back(vb: &Vb, error: &StoreError) -> Outcome {
 }
 
 /// What the disk holds is not known, or not what we left there. Reads go on from the last commit that succeeded.
-fn poison(vb: &Vb, attached: &Attached, error: &StoreError) {
+pub(crate) fn poison(vb: &Vb, attached: &Attached, error: &StoreError) {
     let reason = match error {
         StoreError::SyncFailed { path, source, .. } => {
             SYNC_FAILURES.inc();
