@@ -55,6 +55,13 @@ pub fn usage_of_family(pid: u32) -> Option<Usage> {
     Some(Usage { cpu: Duration::from_millis(sum * 1000 / TICKS_PER_S), written_bytes, flushes: None })
 }
 
+/// Memory of a process that is in RAM. `None`: it is gone, or not ours to see.
+pub fn resident_bytes_of(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
 fn parse_written(io: &str) -> Option<u64> {
     io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok())
 }
@@ -123,5 +130,6 @@ mod tests {
         assert_eq!(listening_on(listener.local_addr().unwrap()), Some(std::process::id()));
         assert!(usage_of_family(std::process::id()).is_some_and(|usage| usage.written_bytes.is_some()));
         assert!(usage_of_family(u32::MAX).is_none());
+        assert!(resident_bytes_of(std::process::id()) > Some(1 << 20) && resident_bytes_of(u32::MAX).is_none());
     }
 }

@@ -153,6 +153,11 @@ impl Server {
         let flushes = machine::flushes(&self.dir);
         process::usage_of_family(self.child.child.id()).map(|usage| Usage { flushes, ..usage })
     }
+
+    /// Memory it has now, its children's not among it.
+    pub fn resident_bytes(&self) -> Option<u64> {
+        process::resident_bytes_of(self.child.child.id())
+    }
 }
 
 impl Owned {

@@ -33,6 +33,11 @@ impl Latencies {
         self.0.len()
     }
 
+    /// Those longer than `ns`, as exactly as they are told apart.
+    pub fn count_above(&self, ns: u64) -> u64 {
+        self.count() - self.0.count_between(0, ns)
+    }
+
     /// In µs, to the tenth.
     pub fn percentile_us(&self, percent: f64) -> f64 {
         tenths(self.0.value_at_quantile(percent / 100.0) as f64 / 1e3)

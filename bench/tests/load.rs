@@ -40,6 +40,7 @@ impl Server {
             quota_bytes: 256 << 20,
             flush_enabled: false,
             eviction: Eviction::Value,
+            rules: persist::WriteRules::default(),
         };
         engine.create_bucket(spec).unwrap();
         let users = Users::in_memory(&env).with_iterations(0);

@@ -74,8 +74,8 @@ fn item(seqno: u64, value_bytes: usize) -> Item {
         deleted: None,
     };
     let key = KeyBuf::in_default_collection(b"k").unwrap();
-    let value = vec![0; value_bytes].into_boxed_slice();
-    Arc::new(Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(value)))
+    let value = vec![0; value_bytes];
+    Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(&value))
 }
 
 fn submit(log: &Log, vb: u16, seqno: u64, value_bytes: usize) -> Result<(), LogError> {

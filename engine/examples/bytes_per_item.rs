@@ -44,6 +44,7 @@ fn main() {
         quota_bytes: 1 << 40,
         flush_enabled: false,
         eviction,
+        rules: persist::WriteRules::default(),
     };
     let bucket = engine.create_bucket(spec).expect("a bucket");
     let resident = || env::os::resident_bytes().expect("Linux");

@@ -22,6 +22,7 @@ use crate::op::{Op, OpError, OpResult, Outcome, Reply, Request, Waiter};
 use crate::ops::{Attempt, Fetched, Run, Step, Stop};
 use crate::owned::OwnedRequest;
 use crate::pager::{Deadlines, Pager, Pressure};
+use crate::terms::Terms;
 use crate::vbucket::{Beginning, GivenUp, VBucket};
 use crate::warm_up::WarmUp;
 
@@ -38,6 +39,8 @@ pub struct Bucket {
     pub(crate) env: Env,
     pub(crate) options: Options,
     pub(crate) store: Arc<BucketStore>,
+    name: Box<str>,
+    pub(crate) terms: Terms,
     pub(crate) pools: Arc<Pools>,
     pub(crate) vbuckets: Box<[VBucket]>,
     pub(crate) bytes: Arc<Footprint>,
@@ -125,6 +128,8 @@ impl Bucket {
         let vbuckets: Box<[VBucket]> = vbuckets.collect();
         Arc::new_cyclic(|me| Bucket {
             me: me.clone(),
+            name: spec.name.as_str().into(),
+            terms: Terms::of(&spec),
             env: env.clone(),
             options,
             pools: Arc::clone(pools),
@@ -182,11 +187,16 @@ impl Bucket {
     }
 
     pub fn name(&self) -> &str {
-        &self.store.spec().name
+        &self.name
     }
 
-    pub fn spec(&self) -> &BucketSpec {
+    pub fn spec(&self) -> Arc<BucketSpec> {
         self.store.spec()
+    }
+
+    /// What comes from now on is held to the spec the store has now. One caller at a time.
+    pub(crate) fn adopt_spec(&self) {
+        self.terms.adopt(&self.spec());
     }
 
     pub fn store(&self) -> &Arc<BucketStore> {
@@ -204,6 +214,7 @@ impl Bucket {
 
     /// Carries a request out. If it must wait, `waiter` is called once and its waiter gets the answer.
     pub fn execute(&self, request: &Request<'_>, waiter: &dyn Fn() -> Waiter) -> Outcome {
+        let request = &self.terms.raise(request);
         match self.attempt(request, &Fetched::NotAsked, waiter) {
             Ok(Step::Reply(reply)) => Outcome::Done(Ok(reply)),
             Ok(Step::Prepared) => Outcome::Pending,
@@ -265,13 +276,12 @@ impl Bucket {
         let mut run = Run {
             vb,
             clock: &*self.env.clock,
+            terms: &self.terms,
             state: *state,
             request,
             slot: vb.table.lock(request.key),
             fetched,
             waiter,
-            now: self.env.clock.monotonic(),
-            now_s: self.env.clock.unix_s(),
             durability_timeout: self.options.durability_timeout,
             short: matches!(fetched, Fetched::Found { .. }) && self.is_short(),
             brought_back: false,
@@ -412,7 +422,7 @@ impl Bucket {
     }
 
     pub fn quota_bytes(&self) -> u64 {
-        self.store.spec().quota_bytes
+        self.terms.quota_bytes()
     }
 
     /// From here on the pager lets go of what is in the file, down to [`Bucket::low_mark`].
@@ -558,7 +568,7 @@ impl Bucket {
         self.admit(vb, &request)?;
         {
             let mut slot = vb.table.lock(key);
-            if slot.lock_at(self.env.clock.monotonic()).is_some() {
+            if slot.lock_at(|| self.env.clock.monotonic()).is_some() {
                 slot.set_lock(None);
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Env;
-use persist::{BucketSpec, Drained, Store, StoreError};
+use persist::{BucketSpec, Damages, Drained, Store, StoreError};
 use scheduler::Pools;
 use types::rank::{Rank, RwLock};
 
@@ -27,6 +27,8 @@ pub struct Options {
     pub memory_refuse_percent: u8,
     /// For sync writes that name none.
     pub durability_timeout: Duration,
+    /// How long a start may go on reading what is in the files before it serves them, so that damage in them stops it.
+    pub loading_grace: Duration,
 }
 
 impl Default for Options {
@@ -38,6 +40,7 @@ impl Default for Options {
             memory_low_percent: 75,
             memory_refuse_percent: 95,
             durability_timeout: Duration::from_secs(30),
+            loading_grace: Duration::ZERO,
         }
     }
 }
@@ -66,15 +69,33 @@ impl Engine {
     }
 
     /// Begins to serve what the store recovered: sync writes that were under way are committed, documents are loaded behind
-    /// the scenes. From here on a vBucket changes only because a client, a peer or the clock asked.
+    /// the scenes. From here on a vBucket changes only because a client, a peer or the clock asked. Damage met so far is an
+    /// error, all of it; then nothing was changed. Blocks for `loading_grace` at most, beside the reading of headers.
     pub fn warm_up(&self) -> Result<Vec<Recovered>, StoreError> {
-        let mut summary = Vec::new();
+        let (mut found, mut damages) = (Vec::new(), Vec::new());
         for store in self.store.buckets() {
             let bucket = Bucket::new(&self.env, &self.pools, self.options.clone(), store, self.store.was_clean());
-            summary.push(bucket.recover()?);
+            match bucket.recover() {
+                Ok(recovered) => found.push((bucket, recovered)),
+                // The others are looked at too, so that one start shows all of it.
+                Err(StoreError::Damaged(more)) => damages.extend(more.0),
+                Err(other) => return Err(other),
+            }
+        }
+        found.iter().for_each(|(bucket, _)| bucket.warm_up());
+        if !self.options.loading_grace.is_zero() {
+            let deadline = self.env.clock.monotonic() + self.options.loading_grace;
+            let met = found.iter().filter_map(|(bucket, _)| bucket.load_until(deadline).err());
+            damages.extend(met.flat_map(|more| more.0));
+        }
+        if !damages.is_empty() {
+            return Err(StoreError::Damaged(Damages(damages)));
+        }
+        let mut summary = Vec::new();
+        for (bucket, recovered) in found {
             bucket.start();
-            bucket.warm_up();
             self.buckets.write().insert(bucket.name().to_owned(), bucket);
+            summary.push(recovered);
         }
         Ok(summary)
     }
@@ -99,6 +120,17 @@ impl Engine {
         bucket.start();
         self.buckets.write().insert(bucket.name().to_owned(), Arc::clone(&bucket));
         Ok(bucket)
+    }
+
+    /// Gives a bucket other settings; durable, and in force, when it returns.
+    pub fn change_bucket(&self, spec: BucketSpec) -> Result<(), StoreError> {
+        let name = spec.name.clone();
+        self.store.change_bucket(spec)?;
+        // Under the lock, so that of two changes at once the later one stays in force.
+        if let Some(bucket) = self.buckets.write().get(&name) {
+            bucket.adopt_spec();
+        }
+        Ok(())
     }
 
     /// The name is free, and the files are gone, when it returns. Requests under way are answered: sync writes with

@@ -43,6 +43,7 @@ struct Stripe {
     filter: KeyFilter,
     /// Bytes last reported: of the table and what is beside it, and of the filter.
     charged: (i64, i64),
+    throws: u32,
 }
 
 /// See [`Stripe`].
@@ -389,20 +390,21 @@ impl Locked<'_> {
         self.stripe.rare.as_ref()?.prepares.find(self.hash, |item| item.id() == self.key.as_bytes())
     }
 
-    /// The lock, if it still holds at `now` of the monotonic clock.
-    pub fn lock_at(&self, now: Duration) -> Option<&Lock> {
+    /// A throw of the dice that is the same whenever the same things happened before.
+    pub fn throw(&mut self) -> u64 {
+        self.stripe.throws = self.stripe.throws.wrapping_add(1);
+        (self.hash ^ u64::from(self.stripe.throws)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
+    }
+
+    /// The lock that holds at the time `now` tells. Few keys are locked, so the clock is seldom looked at.
+    pub fn lock_at(&self, now: impl FnOnce() -> Duration) -> Option<&Lock> {
         let held = self.stripe.rare.as_ref()?.locks.find(self.hash, |held| *held.0 == *self.key.as_bytes())?;
-        Some(&held.1).filter(|lock| now < lock.until)
+        Some(&held.1).filter(|lock| now() < lock.until)
     }
 
     /// The key was never here, nor noted.
     pub fn is_stranger(&self) -> bool {
         !self.stripe.filter.may_have(self.hash)
-    }
-
-    /// A number that belongs to the key.
-    pub fn hash(&self) -> u64 {
-        self.hash
     }
 
     /// Notes that the file has this key.

@@ -25,6 +25,7 @@ mod ops;
 mod owned;
 mod pager;
 mod stats;
+mod terms;
 mod value;
 mod vbucket;
 mod warm_up;

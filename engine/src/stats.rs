@@ -48,7 +48,7 @@ impl Bucket {
         }
         let Some(item) = self.peek(vb, key)? else { return Ok(Observed { state: KeyState::NotFound, cas: Cas(0) }) };
         let persisted = item.seqno() <= vb.log.marks.durable();
-        let gone = item.is_deleted() || expiry::is_past(item.meta().expiry, self.env.clock.unix_s());
+        let gone = item.is_deleted() || expiry::is_past(item.meta().expiry, || self.env.clock.unix_s());
         let state = match (gone, persisted) {
             (false, false) => KeyState::NotPersisted,
             (false, true) => KeyState::Persisted,
@@ -94,7 +94,7 @@ impl Bucket {
             }
             let (mut skip, mut found) = ((dice >> 16) % live as usize, None);
             vb.table.visit(|item| {
-                if !item.is_deleted() && item.resident() && !expiry::is_past(item.meta().expiry, now_s) {
+                if !item.is_deleted() && item.resident() && !expiry::is_past(item.meta().expiry, || now_s) {
                     found = Some(item.clone());
                     skip = skip.saturating_sub(1);
                 }
@@ -186,6 +186,7 @@ impl Bucket {
         put("vb_replica_num", in_state(VbState::Replica).to_string());
         put("vb_pending_num", in_state(VbState::Pending).to_string());
         put("vb_dead_num", in_state(VbState::Dead).to_string());
+        put("vb_unloadable_num", self.warm_up_progress().failed.to_string());
         put("vb_poisoned_num", self.vbuckets.iter().filter(|v| v.log.marks.poisoned().is_some()).count().to_string());
         out
     }
@@ -358,7 +359,9 @@ impl Bucket {
             ("ep_warmup_time", progress.took.as_micros().to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
-        .to_vec()
+        .into_iter()
+        .chain(self.unloadable().into_iter().map(|(vb, why)| (format!("ep_warmup_failed:vb_{vb}"), why)))
+        .collect()
     }
 }
 

@@ -108,6 +108,11 @@ impl<'a> Incoming<'a> {
         &self.inflated
     }
 
+    /// The same, as if it had come inflated.
+    pub fn uncompressed(self) -> Incoming<'a> {
+        Incoming { compressed: false, ..self }
+    }
+
     /// What is stored: this body behind `section`. Compression is kept when it is worth something and nothing had to be
     /// put in front.
     pub fn behind(self, section: &[u8]) -> Result<(Datatype, Cow<'a, [u8]>), OpError> {

@@ -1,16 +1,21 @@
 //! From files to memory, while clients are served.
 //!
 //! ```text
-//!     headers read, open prepares committed ──▶ ready ──▶ vBucket after vBucket: keys, and values while there is room
-//!                                                             a key asked for before its turn is looked up in the file
+//!     headers read, open prepares committed ──▶ vBucket after vBucket: keys, and values while there is room ──▶ all loaded
+//!                                                  │
+//!                                                  └── grace over: ready; a key asked for before its turn is looked up in the file
 //! ```
-//! How long a start takes so depends on the number of files, not on what is in them.
+//! How long a start takes so depends on the number of files, not on what is in them. What is damaged is found by reading it:
+//! damage met within the grace stops the start; what is met later is told, and whoever asks for what cannot be read gets an
+//! error.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use persist::{Damages, StoreError};
+use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Class, Context, Next, PoolKind, Task, TaskHandle};
 use types::{Item, KeyBuf, VbId, VbState};
 
@@ -60,12 +65,10 @@ impl WarmUpProgress {
 const LOADERS: usize = 2;
 
 /// The loading of a bucket.
-#[derive(Default)]
 pub(crate) struct WarmUp {
     files: OnceLock<Vec<VbId>>,
     next: AtomicUsize,
-    loaded: AtomicUsize,
-    failed: AtomicUsize,
+    ends: Bay<Ends>,
     keys: AtomicU64,
     values: AtomicU64,
     bytes: AtomicU64,
@@ -73,6 +76,30 @@ pub(crate) struct WarmUp {
     ended: OnceLock<Duration>,
     pub recovered: OnceLock<Recovered>,
     tasks: OnceLock<Vec<TaskHandle>>,
+}
+
+/// What came of the vBuckets whose turn has been.
+#[derive(Default)]
+struct Ends {
+    loaded: usize,
+    failed: BTreeMap<VbId, StoreError>,
+}
+
+impl Default for WarmUp {
+    fn default() -> WarmUp {
+        WarmUp {
+            files: OnceLock::new(),
+            next: AtomicUsize::new(0),
+            ends: Bay::new(Ends::default()),
+            keys: AtomicU64::new(0),
+            values: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            began: OnceLock::new(),
+            ended: OnceLock::new(),
+            recovered: OnceLock::new(),
+            tasks: OnceLock::new(),
+        }
+    }
 }
 
 impl WarmUp {
@@ -132,6 +159,28 @@ impl Bucket {
         Ok(prepares.len() as u64)
     }
 
+    /// Sleeps until everything is loaded, but not past `deadline` of the monotonic clock. The error is the damage met by then.
+    pub(crate) fn load_until(&self, deadline: Duration) -> Result<(), Damages> {
+        let total = self.warm_up.files.get().map_or(0, Vec::len);
+        let damages = self.warm_up.ends.wait(|ends| {
+            let left = deadline.saturating_sub(self.env.clock.monotonic());
+            if ends.loaded + ends.failed.len() < total && !left.is_zero() {
+                return Look::NothingFor(left);
+            }
+            let damages = ends.failed.values().filter_map(|error| match error {
+                StoreError::Damaged(found) => Some(found.0.clone()),
+                _ => None,
+            });
+            Look::Found(damages.flatten().collect::<Vec<_>>())
+        });
+        if damages.is_empty() { Ok(()) } else { Err(Damages(damages)) }
+    }
+
+    /// The vBuckets that could not be read whole, and why.
+    pub fn unloadable(&self) -> Vec<(VbId, String)> {
+        self.warm_up.ends.read(|ends| ends.failed.iter().map(|(vb, error)| (*vb, error.to_string())).collect())
+    }
+
     /// Begins to load.
     pub(crate) fn warm_up(self: &Arc<Bucket>) {
         let count = self.warm_up.files.get().map_or(0, Vec::len).min(LOADERS);
@@ -148,13 +197,14 @@ impl Bucket {
         let began = warm_up.began.get().copied().unwrap_or_default();
         let ended = warm_up.ended.get().copied().unwrap_or_else(|| self.env.clock.monotonic());
         let vbuckets_total = warm_up.files.get().map_or(0, Vec::len);
+        let (vbuckets_loaded, failed) = warm_up.ends.read(|ends| (ends.loaded, ends.failed.len()));
         WarmUpProgress {
-            vbuckets_loaded: warm_up.loaded.load(Relaxed),
+            vbuckets_loaded,
             vbuckets_total,
             keys: warm_up.keys.load(Relaxed),
             values: warm_up.values.load(Relaxed),
             bytes: warm_up.bytes.load(Relaxed),
-            failed: warm_up.failed.load(Relaxed),
+            failed,
             took: if vbuckets_total == 0 { Duration::ZERO } else { ended.saturating_sub(began) },
         }
     }
@@ -186,7 +236,7 @@ impl Bucket {
                 slot.put_committed(item, false);
             }
         };
-        let options = persist::WarmUp { tombstones: vb.full_eviction };
+        let options = persist::WarmUp { tombstones: vb.full_eviction, prove: true };
         let read = self.store.warm_up(id, options, &mut |_, bytes| has_room(bytes), &mut each)?;
         let said = read.map_or(0, |file| file.alive.saturating_sub(file.on_disk_prepares));
         vb.set_loaded(documents - said as i64);
@@ -213,17 +263,22 @@ impl Task for Loader {
         let warm_up = &bucket.warm_up;
         let Some(files) = warm_up.files.get() else { return Next::Done };
         let Some(vb) = files.get(warm_up.next.fetch_add(1, Relaxed)) else { return Next::Done };
-        match bucket.load(*vb) {
-            Ok(()) => _ = warm_up.loaded.fetch_add(1, Relaxed),
-            Err(error) => {
-                warm_up.failed.fetch_add(1, Relaxed);
-                tracing::error!(
-                    bucket = bucket.name(),
-                    vb = vb.0,
-                    "could not be loaded; its documents are looked up in the file one by one: {error}"
-                );
-            }
+        let result = bucket.load(*vb);
+        if let Err(error) = &result {
+            tracing::error!(
+                bucket = bucket.name(),
+                vb = vb.0,
+                "could not be read whole; its documents are looked up in the file one by one, and whoever asks for one that \
+                 cannot be read gets an error: {error}"
+            );
         }
+        warm_up.ends.change(|ends| {
+            match result {
+                Ok(()) => ends.loaded += 1,
+                Err(error) => _ = ends.failed.insert(*vb, error),
+            }
+            ((), Wake::Everybody)
+        });
         let progress = bucket.warm_up_progress();
         if progress.is_done() && warm_up.ended.set(bucket.env.clock.monotonic()).is_ok() {
             tracing::info!(
@@ -295,6 +350,7 @@ mod tests {
             quota_bytes: 64 << 20,
             flush_enabled: true,
             eviction,
+            rules: persist::WriteRules::default(),
         };
         let bucket = engine.bucket("b").unwrap_or_else(|| engine.create_bucket(spec).expect("a new one"));
         (pools, engine, bucket)

@@ -2,14 +2,13 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
 use common::*;
 use engine::*;
 use env::sim::{Fault, FaultPlan, Op as Io, Rule};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use persist::{BucketSpec, Eviction};
 use types::{Cas, Level};
 
@@ -361,72 +360,92 @@ fn own_keys(bucket: &Arc<Bucket>, thread: u64, round: u32, mine: &mut BTreeMap<S
     }
 }
 
-/// Goal: what was read from the file counts for nothing once something newer has left memory. Method: two keys are read in
-/// one go; between the answers, the second is changed, filed and evicted.
-#[test]
-fn a_read_that_was_overtaken_is_made_again() {
-    struct Slow {
-        letters: Letters,
-        reached: Mutex<Sender<u64>>,
-        go_on: Mutex<Receiver<()>>,
+/// Answers of which some are held back, and the reader's thread with them.
+#[derive(Default)]
+struct Gate {
+    letters: Letters,
+    held: Mutex<BTreeSet<u64>>,
+    opened: Condvar,
+    reached: Mutex<BTreeSet<u64>>,
+}
+
+impl Gate {
+    fn open(&self, number: u64) {
+        self.held.lock().remove(&number);
+        self.opened.notify_all();
     }
-    impl Mailbox for Slow {
-        fn deliver(&self, ticket: Ticket, result: OpResult) {
-            let number = ticket.request;
-            self.letters.deliver(ticket, result);
-            self.reached.lock().send(number).unwrap();
-            if number < 2 {
-                self.go_on.lock().recv().unwrap();
-            }
+
+    fn until_reached(&self, number: u64) {
+        while !self.reached.lock().contains(&number) {
+            std::thread::yield_now();
         }
     }
+}
+
+impl Mailbox for Gate {
+    fn deliver(&self, ticket: Ticket, result: OpResult) {
+        self.letters.deliver(ticket, result);
+        self.reached.lock().insert(ticket.request);
+        let mut held = self.held.lock();
+        while held.contains(&ticket.request) {
+            self.opened.wait(&mut held);
+        }
+    }
+}
+
+/// Goal: what was read from the file counts for nothing once something newer has left memory. Method: both readers are kept
+/// busy, so that two keys are read in one go; between the answers, the second is changed, filed and evicted.
+#[test]
+fn a_read_that_was_overtaken_is_made_again() {
+    const ELSEWHERE: u64 = 0;
+    const FIRST: u64 = 1;
+    const BEFORE: u64 = 2;
+    const OVERTAKEN: u64 = 3;
+    const CHANGE: u64 = 4;
     let (env, _sim) = env::sim::env(6);
     let config = scheduler::PoolConfig { readers: 2, writers: 1, background: 1, cpu: 1 };
     let pools = scheduler::Pools::start(&env, &config);
-    let options = persist::Options::default();
+    let options = persist::Options { readers: 2, ..persist::Options::default() };
     let store = persist::Store::open(&env, &pools, std::path::Path::new(DATA_DIR), options).unwrap();
     let engine = Engine::new(&env, &pools, store, Options::default());
     let bucket = engine.create_bucket(small(Eviction::Full, 64 << 20)).unwrap();
-    let marks = &bucket.vbucket(types::VbId(0)).unwrap().log.marks;
-    let write = |name: &str, value: &str| {
-        let outcome = bucket.execute(&request(&k(name), set(value)), &|| unreachable!("nothing to wait for"));
-        assert!(matches!(outcome, Outcome::Done(Ok(_))), "{outcome:?}");
+    let gate = Arc::new(Gate::default());
+    let ask = |vb: u16, name: &str, op: Op<'_>, number: u64| {
+        let mailbox: Arc<dyn Mailbox> = Arc::clone(&gate) as _;
+        let ticket = Ticket { slot: 0, generation: 0, request: number };
+        bucket.execute(&Request { vb: types::VbId(vb), ..request(&k(name), op) }, &|| {
+            Waiter::new(Arc::clone(&mailbox), ticket)
+        })
     };
+    let read = |vb, name, number| assert!(matches!(ask(vb, name, Op::Get, number), Outcome::Pending), "{name}");
     let leave = || {
-        while marks.filed() < marks.high() {
-            std::thread::yield_now();
+        for vb in 0..2 {
+            let marks = &bucket.vbucket(types::VbId(vb)).unwrap().log.marks;
+            while marks.filed() < marks.high() {
+                std::thread::yield_now();
+            }
         }
         bucket.squeeze();
     };
-    ["first", "before", "overtaken"].iter().for_each(|name| write(name, "old"));
-    leave();
-    let (reached, reach) = channel();
-    let (go, go_on) = channel();
-    let (reached, go_on) = (Mutex::new(reached), Mutex::new(go_on));
-    let slow = Arc::new(Slow { letters: Letters::default(), reached, go_on });
-    let ask = |name: &str, number| {
-        let mailbox: Arc<dyn Mailbox> = Arc::clone(&slow) as _;
-        let ticket = Ticket { slot: 0, generation: 0, request: number };
-        let outcome = bucket.execute(&request(&k(name), Op::Get), &|| Waiter::new(Arc::clone(&mailbox), ticket));
-        assert!(matches!(outcome, Outcome::Pending), "{outcome:?}");
-    };
-    ask("first", 0);
-    assert_eq!(reach.recv(), Ok(0));
-    // The reader waits in the answer to the first, so these two are read together.
-    ask("before", 1);
-    ask("overtaken", 2);
-    go.send(()).unwrap();
-    assert_eq!(reach.recv(), Ok(1));
-    // Another reader brings it back for the change.
-    let quick = Arc::new(Letters::default());
-    let mailbox: Arc<dyn Mailbox> = Arc::clone(&quick) as _;
-    let ticket = Ticket { slot: 0, generation: 0, request: 9 };
-    bucket.execute(&request(&k("overtaken"), set("new")), &|| Waiter::new(Arc::clone(&mailbox), ticket));
-    while quick.take(9).is_none() {
-        std::thread::yield_now();
+    for (vb, name) in [(1, "elsewhere"), (0, "first"), (0, "before"), (0, "overtaken")] {
+        assert!(matches!(ask(vb, name, set("old"), 99), Outcome::Done(Ok(_))), "nothing to wait for");
     }
     leave();
-    go.send(()).unwrap();
-    assert_eq!(reach.recv(), Ok(2));
-    assert_eq!(body(&slow.letters.take(2).unwrap().unwrap()), b"new");
+    gate.held.lock().extend([ELSEWHERE, FIRST, BEFORE]);
+    read(1, "elsewhere", ELSEWHERE);
+    read(0, "first", FIRST);
+    gate.until_reached(ELSEWHERE);
+    gate.until_reached(FIRST);
+    read(0, "before", BEFORE);
+    read(0, "overtaken", OVERTAKEN);
+    gate.open(FIRST);
+    gate.until_reached(BEFORE);
+    // The other reader brings it back for the change.
+    gate.open(ELSEWHERE);
+    assert!(matches!(ask(0, "overtaken", set("new"), CHANGE), Outcome::Pending));
+    gate.until_reached(CHANGE);
+    leave();
+    gate.open(BEFORE);
+    gate.until_reached(OVERTAKEN);
+    assert_eq!(body(&gate.letters.take(OVERTAKEN).unwrap().unwrap()), b"new");
 }

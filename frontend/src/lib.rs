@@ -24,7 +24,7 @@ mod listener;
 mod mailbox;
 mod strangers;
 mod sync;
-mod table;
+pub mod table;
 mod worker;
 
 use std::collections::{HashMap, VecDeque};
@@ -42,6 +42,7 @@ use mio::{Poll, Waker};
 use parking_lot::Mutex;
 use scheduler::Pools;
 
+pub use commands::MANIFEST;
 pub use connection::{Info as ConnectionInfo, Names as ConnectionNames};
 pub use counts::METRICS;
 

@@ -137,6 +137,26 @@ fn error_bodies_suit_what_was_negotiated() {
     assert_eq!((second.datatype, second.value.len()), (0, 0), "the same map is not sent twice");
 }
 
+/// Without XERROR there is no word for it. Whoever has yet to log in is told all the same, as it always was.
+#[test]
+fn a_request_that_is_not_allowed_ends_the_connection_of_a_client_without_xerror() {
+    let server = Server::start();
+    let log_in = |list: &[Feature]| {
+        let mut client = server.connect();
+        client.hello(&features(list));
+        assert_eq!(client.get(b"\0k").status, Status::Eaccess);
+        client.plain("reader", "reader");
+        client
+    };
+    let forbidden = RequestFrame { key: b"another", value: b"{}", ..new(Opcode::DeleteBucket) };
+    let mut told = log_in(&[Feature::SelectBucket, Feature::Xerror]);
+    assert_eq!(told.call(forbidden).status, Status::Eaccess);
+    assert_eq!(told.noop().status, Status::Success);
+    let mut untold = log_in(&[Feature::SelectBucket]);
+    untold.send(&forbidden.to_bytes());
+    assert_eq!(untold.try_recv(), None);
+}
+
 #[test]
 fn durations_are_told_to_those_who_asked_and_to_nobody_else() {
     let server = Server::start();

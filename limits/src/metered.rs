@@ -57,6 +57,11 @@ impl Storage for Metered {
         Ok(Arc::new(MeteredFile { inner, _permit: permit }))
     }
 
+    fn open_durable(&self, path: &Path) -> io::Result<Option<Arc<dyn File>>> {
+        let (opened, permit) = self.with_permit(path, || self.inner.open_durable(path))?;
+        Ok(opened.map(|inner| Arc::new(MeteredFile { inner, _permit: permit }) as Arc<dyn File>))
+    }
+
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         self.inner.create_dir_all(path)
     }

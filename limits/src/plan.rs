@@ -171,7 +171,7 @@ impl fmt::Display for Plan {
 }
 
 impl Wish {
-    fn number(self) -> u32 {
+    pub fn number(self) -> u32 {
         match self {
             Wish::Default(n) | Wish::Asked(n) => n,
         }

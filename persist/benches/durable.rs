@@ -145,6 +145,7 @@ fn run(dir: &Path, way: &str, writers: usize, size: &Size) -> Run {
         quota_bytes: 4 << 30,
         flush_enabled: false,
         eviction: persist::Eviction::Value,
+        rules: persist::WriteRules::default(),
     };
     let bucket = store.create_bucket(spec).unwrap();
     let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(7), seqno: Seqno(0) });

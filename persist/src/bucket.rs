@@ -1,11 +1,13 @@
 //! One bucket's files, as the engine uses them.
 
-use std::ops::ControlFlow;
+use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
 use changelog::{Changelog, VbRecord};
 use couchstore::{DocInfo, Snapshot};
+use parking_lot::Mutex;
+use types::rank::{Rank, RwLock};
 use types::{Cas, DocKey, Item, Kind, Meta, RevSeqno, Seqno, VbId};
 
 use crate::batch::PREPARE_PREFIX;
@@ -24,7 +26,9 @@ use crate::{codec, fetch};
 /// 2. Reads see the last such commit, never one that failed.
 /// 3. "Not found" is said only of a file that was read without error, or of a vBucket that never had one.
 pub struct BucketStore {
-    spec: BucketSpec,
+    spec: RwLock<Arc<BucketSpec>>,
+    /// Held while a new spec is written, which no reader waits for.
+    changing_spec: Mutex<()>,
     pub(crate) home: Arc<Home>,
     vbs: Vec<Arc<Vb>>,
 }
@@ -54,20 +58,44 @@ pub struct RecoveredVb {
     pub file_bytes: u64,
 }
 
-/// What to stream at warm-up besides documents and open prepares.
+/// What to do at warm-up besides streaming documents and open prepares.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WarmUp {
     pub tombstones: bool,
+    /// Reads the tree of ids too, by which single documents are found later.
+    pub prove: bool,
 }
 
 impl BucketStore {
     pub(crate) fn new(spec: BucketSpec, home: Arc<Home>, vbs: Vec<Arc<Vb>>) -> BucketStore {
         assert_eq!(vbs.len(), usize::from(spec.vbuckets));
-        BucketStore { spec, home, vbs }
+        let spec = RwLock::ranked(Rank::FileCache, Arc::new(spec));
+        BucketStore { spec, changing_spec: Mutex::new(()), home, vbs }
     }
 
-    pub fn spec(&self) -> &BucketSpec {
-        &self.spec
+    pub fn spec(&self) -> Arc<BucketSpec> {
+        Arc::clone(&self.spec.read())
+    }
+
+    /// Gives the bucket other settings; durable when it returns. Refuses to change what its files are made of.
+    pub(crate) fn change_spec(&self, spec: BucketSpec) -> Result<(), StoreError> {
+        let _changing = self.changing_spec.lock();
+        if self.home.gone.load(Ordering::Acquire) {
+            return Err(StoreError::NoSuchBucket(spec.name));
+        }
+        if !self.spec().can_become(&spec) {
+            let what = "its uuid, vBucket count, replicas and eviction policy are fixed for its life".to_owned();
+            return Err(StoreError::BadSpec { bucket: spec.name, what });
+        }
+        spec.save(&*self.home.shared.env.storage, &self.home.dir)?;
+        *self.spec.write() = Arc::new(spec);
+        Ok(())
+    }
+
+    /// Its directory is about to go: when this returns, nobody writes a spec into it any more.
+    pub(crate) fn mark_gone(&self) {
+        let _changing = self.changing_spec.lock();
+        self.home.gone.store(true, Ordering::Release);
     }
 
     /// What each file says as of its last good commit; asked right after the store was opened, what was recovered.
@@ -115,7 +143,22 @@ impl BucketStore {
             ControlFlow::Continue(())
         });
         let _ = walked.map_err(StoreError::file(vb.id))?;
-        failed.map_or_else(|| Ok(Some(recovered(vb.id, committed))), Err)
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if options.prove {
+            let mut entries = 0;
+            let count = |_| {
+                entries += 1;
+                ControlFlow::Continue(())
+            };
+            let _ = file.by_id(Bound::Unbounded, Bound::Unbounded, count).map_err(StoreError::file(vb.id))?;
+            let expected = committed.alive + committed.tombstones;
+            if entries != expected {
+                return Err(vb.damaged(format!("the tree of ids has {entries} entries instead of {expected}")));
+            }
+        }
+        Ok(Some(recovered(vb.id, committed)))
     }
 
     /// The prepares that were neither committed nor aborted as of the last good commit, in seqno order. Reads only as much

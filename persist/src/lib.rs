@@ -46,7 +46,7 @@ pub use error::{Damage, Damages, StoreError, Verdict};
 pub use file_cache::{FileCache, FileCacheStats};
 pub use governor::{Governor, Held, Limits};
 pub use queue::Urgency;
-pub use spec::{BucketSpec, Eviction};
+pub use spec::{BucketSpec, Compression, Eviction, WriteRules};
 pub use stats::BucketStoreStats;
 pub use store::{Drained, Store};
 pub use vb::Nudge;

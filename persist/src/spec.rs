@@ -4,7 +4,7 @@ use std::path::Path;
 
 use env::{OpenMode, Storage};
 use serde::{Deserialize, Serialize};
-use types::BucketUuid;
+use types::{BucketUuid, Level};
 
 use crate::error::{Damage, Damages, StoreError};
 use crate::names;
@@ -25,6 +25,33 @@ pub struct BucketSpec {
     pub flush_enabled: bool,
     #[serde(default)]
     pub eviction: Eviction,
+    #[serde(default)]
+    pub rules: WriteRules,
+}
+
+/// What a bucket makes of every write, whatever its client asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WriteRules {
+    /// No document lives for more seconds than this after a write that sets its expiry; 0: no limit.
+    pub max_ttl_s: u32,
+    /// A write that asks for less, or for nothing, gets this.
+    #[serde(with = "level_name")]
+    pub min_durability: Option<Level>,
+    pub compression: Compression,
+}
+
+/// What becomes of values that clients compress.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compression {
+    /// They are kept inflated.
+    Off,
+    /// They are kept as they came.
+    #[default]
+    Passive,
+    /// As `Passive`; others are not compressed either, so far.
+    Active,
 }
 
 /// What leaves memory when it is short.
@@ -43,6 +70,12 @@ const fn default_quota_bytes() -> u64 {
 }
 
 impl BucketSpec {
+    /// Whether a bucket that is like this can become like `other`: what its files and its clients' maps are made of stays.
+    pub(crate) fn can_become(&self, other: &BucketSpec) -> bool {
+        let fixed = |spec: &BucketSpec| (spec.name.clone(), spec.uuid, spec.vbuckets, spec.replicas, spec.eviction);
+        fixed(self) == fixed(other)
+    }
+
     /// Refuses what cannot be stored.
     pub fn check(&self) -> Result<(), StoreError> {
         names::check_bucket_name(&self.name)?;
@@ -102,6 +135,21 @@ pub(crate) fn replace_file(storage: &dyn Storage, dir: &Path, name: &str, bytes:
     storage.sync_dir(dir).map_err(StoreError::io("sync directory", dir))
 }
 
+mod level_name {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use types::Level;
+
+    pub fn serialize<S: Serializer>(level: &Option<Level>, s: S) -> Result<S::Ok, S::Error> {
+        level.map(Level::name).serialize(s)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Level>, D::Error> {
+        let name: Option<String> = Option::deserialize(d)?;
+        let unknown = |name| D::Error::custom(format!("no durability level {name:?}"));
+        name.map(|name| Level::from_name(&name).ok_or_else(|| unknown(name))).transpose()
+    }
+}
+
 mod hex_uuid {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
     use types::BucketUuid;
@@ -133,6 +181,11 @@ mod tests {
             quota_bytes: 1 << 30,
             flush_enabled: true,
             eviction: Eviction::Full,
+            rules: WriteRules {
+                max_ttl_s: 60,
+                min_durability: Some(Level::PersistMajority),
+                compression: Compression::Off,
+            },
         };
         spec.save(&*env.storage, dir).unwrap();
         assert_eq!(BucketSpec::load(&*env.storage, dir).unwrap(), spec);

@@ -217,6 +217,15 @@ impl Store {
         made
     }
 
+    /// Gives a bucket other settings; durable when it returns.
+    pub fn change_bucket(&self, spec: BucketSpec) -> Result<(), StoreError> {
+        let bucket = match self.buckets.lock().get(&spec.name) {
+            Some(Slot::Open(bucket)) => Arc::clone(bucket),
+            Some(Slot::Busy) | None => return Err(StoreError::NoSuchBucket(spec.name)),
+        };
+        bucket.change_spec(spec)
+    }
+
     fn reserve(&self, name: &str) -> Result<(), StoreError> {
         let mut buckets = self.buckets.lock();
         // Names that differ only in case would be one directory on some file systems.
@@ -261,7 +270,7 @@ impl Store {
                 Slot::Busy => return Err(StoreError::NoSuchBucket(name.to_owned())),
             }
         };
-        bucket.home.gone.store(true, Ordering::Release);
+        bucket.mark_gone();
         self.shared.compactor.forget(&bucket.home);
         bucket.vbs().iter().for_each(|vb| self.shared.flushes.stop(vb));
         self.shared.wait_until(|| bucket.vbs().iter().all(|vb| vb.ticket.is_stopped()));
@@ -274,7 +283,7 @@ impl Store {
         }
         // If it was this bucket that found the disk full, nobody would find out that it no longer is.
         self.shared.disk_full.store(false, Ordering::Release);
-        let removed = self.remove_dir(bucket.spec());
+        let removed = self.remove_dir(&bucket.spec());
         if let (Ok(()), Some(logger)) = (&removed, self.shared.logger()) {
             logger.forget(bucket.spec().uuid);
         }

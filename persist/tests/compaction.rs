@@ -224,7 +224,7 @@ fn a_reader_of_the_old_file_reads_on() {
     let (sim, node, history) = node_with_garbage(Mode::Direct, 64);
     let mut answer = None;
     let mut seen = 0;
-    let warm_up = persist::WarmUp { tombstones: true };
+    let warm_up = persist::WarmUp { tombstones: true, ..Default::default() };
     let mut each = |_: Item| {
         seen += 1;
         if seen == 2 {

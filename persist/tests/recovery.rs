@@ -156,7 +156,7 @@ fn any_flipped_bit_is_found_or_harmless() {
         world.storage.corrupt(file(0, 1), at, 1 << (at % 8)).unwrap();
         let Ok(node) = Node::start(&world.env(), 1) else { continue };
         let mut items = Vec::new();
-        let all = WarmUp { tombstones: true };
+        let all = WarmUp { tombstones: true, prove: true };
         if node.bucket.warm_up(VbId(0), all, &mut |_, _| true, &mut |item| items.push(item)).is_ok() {
             assert_eq!(items.len(), 1, "never silently nothing");
             assert_eq!(items[0].meta(), history.changes[&0][1].meta());

@@ -65,6 +65,7 @@ fn spec(name: &str) -> BucketSpec {
         quota_bytes: 1 << 20,
         flush_enabled: false,
         eviction: persist::Eviction::Value,
+        rules: persist::WriteRules::default(),
     }
 }
 
@@ -172,7 +173,7 @@ fn assert_reopens(env: &Env, dir: &Path, options: &Options, logs: &[Arc<Changelo
     assert_eq!(highs, logs.iter().map(|log| log.marks.high()).collect::<Vec<_>>());
     for vb in 0..VBS {
         let mut last = Seqno(0);
-        let all = WarmUp { tombstones: true };
+        let all = WarmUp { tombstones: true, prove: true };
         bucket.warm_up(VbId(vb), all, &mut |_, _| true, &mut |item| last = item.seqno()).unwrap();
         assert_eq!(last, logs[usize::from(vb)].marks.high());
     }

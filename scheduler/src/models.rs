@@ -61,7 +61,7 @@ fn the_old_order_of_steps_loses_a_change() {
             let queue = queue.clone();
             move || push(&queue, 1)
         });
-        assert_eq!(queue.wait_in_old_order(None, look), 1);
+        assert_eq!(queue.wait_in_old_order(None, || (), look), 1);
         pusher.join().expect("it pushed");
     }));
 }

@@ -108,14 +108,20 @@ impl<S> Bay<S> {
     }
 
     /// The order of steps that was wrong: look, and only then, in a second step, go on the list. Kept so that the checkers
-    /// are seen to find it, and to measure what the poll that hid it (`limit`) cost.
+    /// are seen to find it, and to measure what the poll that hid it (`limit`) cost. Between the steps comes `pause`.
     #[cfg(any(loom, feature = "old-order"))]
-    pub fn wait_in_old_order<R>(&self, limit: Option<Duration>, mut look: impl FnMut(&mut S) -> Look<R>) -> R {
+    pub fn wait_in_old_order<R>(
+        &self,
+        limit: Option<Duration>,
+        mut pause: impl FnMut(),
+        mut look: impl FnMut(&mut S) -> Look<R>,
+    ) -> R {
         loop {
             if let Look::Found(result) = look(&mut self.state.lock().value) {
                 return result;
             }
             // A change made here calls nobody.
+            pause();
             let me = Sleeper::here();
             self.state.lock().sleepers.push(me.clone());
             me.sleep(limit);

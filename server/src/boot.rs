@@ -11,8 +11,8 @@ use anyhow::{Context, anyhow};
 use env::Env;
 use frontend::auth::{Role, Users};
 use frontend::cluster::Cluster;
-use limits::{Class, Metered};
-use persist::{BucketSpec, Store, StoreError, Verdict};
+use limits::{Class, GiveBack, Metered};
+use persist::{BucketSpec, LogOptions, Store, StoreError, Verdict};
 use scheduler::{PoolConfig, Pools, Stop};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -20,9 +20,10 @@ use types::BucketUuid;
 
 use crate::admin;
 use crate::config::Config;
+use crate::descriptors::SpareFiles;
 use crate::exit::{Exit, OrExit, Refusal};
 use crate::node::Node;
-use crate::reload::{InEffect, Origin, Reloader};
+use crate::reload::{InEffect, Live, Origin, Reloader};
 use crate::{credentials, descriptors, log, stats};
 
 /// What VERSION and the admin port say: the generation of the protocol that clients may expect, then who we are.
@@ -61,8 +62,12 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
 
     let pool_config = PoolConfig { readers: config.readers, writers: config.writers, ..PoolConfig::default() };
     let pools = Pools::start(&env, &pool_config);
-    let store = Store::open(&env, &pools, &config.data_dir, store_options(&config)).map_err(|error| refuse(&error))?;
-    // From here on every file was validated and nothing on disk is in doubt.
+    let options = persist::Options { files_max: descriptors::files_kept(&ledger, &config), ..store_options(&config) };
+    let store = Store::open(&env, &pools, &config.data_dir, options).map_err(|error| refuse(&error))?;
+    let kept_files = store.files();
+    let spare_files: Arc<dyn GiveBack> = Arc::new(SpareFiles(Arc::clone(&kept_files)));
+    ledger.on_pressure(Class::Files, Arc::downgrade(&spare_files));
+    // From here on every file was validated as far as its roots.
     let engine = Arc::new(engine::Engine::new(&env, &pools, store, engine_options(&config)));
     for recovered in engine.warm_up().map_err(|error| refuse(&error))? {
         announce(&recovered);
@@ -119,8 +124,8 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     // Nobody has to read it.
     let _ = writeln!(io::stdout(), "ready kv={kv_address} admin={} pid={pid} after_ms={after_ms}", admin.address());
 
-    let front_handle = front.handle();
-    let mut reloader = Reloader { origin, config, workers, in_effect, ledger, users, front: front_handle, filter };
+    let live = Live { ledger, users, front: front.handle(), kept_files, filter };
+    let mut reloader = Reloader { origin, config, workers, in_effect, live };
     while signals.forever().next() == Some(SIGHUP) {
         reloader.reload();
     }
@@ -158,6 +163,7 @@ pub fn new_bucket(name: &str) -> BucketSpec {
         quota_bytes: 1 << 30,
         flush_enabled: false,
         eviction: persist::Eviction::default(),
+        rules: persist::WriteRules::default(),
     }
 }
 
@@ -237,7 +243,15 @@ fn announce(found: &engine::Recovered) {
 }
 
 fn store_options(config: &Config) -> persist::Options {
+    let log = LogOptions {
+        segment_bytes: config.log_segment_bytes,
+        bytes_max: config.log_bytes_max,
+        file_after: Duration::from_secs(u64::from(config.filing_age_s_max)),
+        unfiled_bytes_max: config.filing_bytes_max,
+        ..LogOptions::default()
+    };
     persist::Options {
+        commit_log: config.commit_log.then_some(log),
         writers: config.writers,
         readers: config.readers,
         batch_bytes_max: config.batch_bytes_max,
@@ -251,6 +265,7 @@ fn engine_options(config: &Config) -> engine::Options {
     engine::Options {
         durability_timeout: Duration::from_millis(u64::from(config.durability_timeout_ms)),
         pager_interval: Duration::from_secs(u64::from(config.pager_interval_s)),
+        loading_grace: Duration::from_millis(u64::from(config.warm_up_grace_ms)),
         ..engine::Options::default()
     }
 }

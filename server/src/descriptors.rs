@@ -4,7 +4,8 @@ use std::fs;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
-use limits::{Class, Ledger, Permit, Plan, PlanError, Wish, Wishes};
+use limits::{Class, FILES_MIN, GiveBack, Ledger, Permit, Plan, PlanError, Wish, Wishes};
+use persist::FileCache;
 
 use crate::config::Config;
 use crate::exit::{Exit, OrExit, Refusal};
@@ -14,8 +15,10 @@ use crate::exit::{Exit, OrExit, Refusal};
 const CORE_BASE: u32 = 14;
 /// A poller and a waker.
 const CORE_PER_WORKER: u32 = 2;
-/// vBucket files that are worth keeping open where the limit allows it.
-const FILES_WANTED: u32 = 4096;
+/// The commit log's: two segments, each open twice, one being made ready, and their directory.
+const LOG_FILES: u32 = 6;
+/// A flush has the old file and the new one open, or a directory; a read has its file.
+const FILES_PER_THREAD: u32 = 2;
 
 /// Raises the limit as far as it goes and divides it; one line of the log says how.
 pub fn divide(config: &Config, workers: usize) -> Result<Arc<Ledger>, Refusal> {
@@ -28,7 +31,7 @@ pub fn divide(config: &Config, workers: usize) -> Result<Arc<Ledger>, Refusal> {
     };
     let plan = plan(limit, config, workers).map_err(|error| match error {
         PlanError::TooLow { .. } => Refusal { exit: Exit::Environment, error: anyhow!("{error}") },
-        PlanError::OutOfRange { .. } => Refusal { exit: Exit::Usage, error: anyhow!("kv.{error}") },
+        PlanError::OutOfRange { .. } => Refusal { exit: Exit::Usage, error: anyhow!("{}", explain(error, config)) },
     })?;
     tracing::info!("{plan}");
     if let Some(reduced) = plan.reduced() {
@@ -42,13 +45,28 @@ pub fn of_the_process(ledger: &Arc<Ledger>, workers: usize) -> Option<Permit> {
     ledger.take_many(Class::Core, CORE_BASE + CORE_PER_WORKER * workers as u32)
 }
 
+/// How many vBucket files may be kept open: those that no flush, no read and no log needs.
+pub fn files_kept(ledger: &Ledger, config: &Config) -> usize {
+    let left = ledger.plan().files_max().saturating_sub(files_in_use(config));
+    left.min(config.files_max.number()) as usize
+}
+
+/// Lets whoever runs out of descriptors have vBucket files closed that nobody uses.
+pub struct SpareFiles(pub Arc<FileCache>);
+
+impl GiveBack for SpareFiles {
+    fn give_back(&self, wanted: u32) -> u32 {
+        self.0.close_some(wanted as usize) as u32
+    }
+}
+
 /// Divides the same limit anew, as a start with this configuration would.
 ///
 /// # Errors
 /// What a start would refuse, or files that are to become connections are in use; then nothing has changed.
 pub fn divide_again(ledger: &Ledger, front: &frontend::Handle, config: &Config, workers: usize) -> Result<(), String> {
     let before = ledger.plan();
-    let plan = plan(before.limit(), config, workers).map_err(|error| format!("kv.{error}"))?;
+    let plan = plan(before.limit(), config, workers).map_err(|error| explain(error, config).to_string())?;
     let (connections, files) = (plan.connections_max(), plan.files_max());
     let connect = || front.resize(connections).map_err(|no_room| format!("kv.connections_max: {no_room}"));
     let keep = || ledger.resize(Class::Files, files).map_err(|no_room| no_room.to_string());
@@ -68,10 +86,36 @@ pub fn divide_again(ledger: &Ledger, front: &frontend::Handle, config: &Config, 
 fn plan(limit: u64, config: &Config, workers: usize) -> Result<Plan, PlanError> {
     let wishes = Wishes {
         connections_max: config.connections_max,
-        files_max: Wish::Default(FILES_WANTED),
+        files_max: match config.files_max {
+            Wish::Default(n) => Wish::Default(n + files_in_use(config)),
+            Wish::Asked(n) => Wish::Asked((n + files_in_use(config)).max(FILES_MIN)),
+        },
         workers: workers as u32,
     };
     Plan::for_limit(limit, wishes)
+}
+
+/// Files that are open because something is done with them, whether any are kept or not.
+fn files_in_use(config: &Config) -> u32 {
+    (config.writers + config.readers) as u32 * FILES_PER_THREAD + LOG_FILES
+}
+
+/// The same error in terms of the configuration: a class has more than its key says.
+fn explain(error: PlanError, config: &Config) -> PlanError {
+    let in_use = files_in_use(config);
+    match error {
+        PlanError::OutOfRange { what: "files_max", asked, min, max, limit } => PlanError::OutOfRange {
+            what: "persist.file_cache.files_max",
+            asked: asked.saturating_sub(in_use),
+            min: min.saturating_sub(FILES_MIN.max(in_use)),
+            max: max.saturating_sub(in_use),
+            limit,
+        },
+        PlanError::OutOfRange { asked, min, max, limit, .. } => {
+            PlanError::OutOfRange { what: "kv.connections_max", asked, min, max, limit }
+        }
+        too_low => too_low,
+    }
 }
 
 /// The limit as it is, where it could not be raised.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use frontend::auth::Users;
 use limits::{Class, Ledger, with_retry};
 use metrics::{Counter, metrics};
+use persist::FileCache;
 use types::rank::{Mutex, Rank};
 
 use crate::config::keys::Applies;
@@ -62,16 +63,22 @@ impl InEffect {
     }
 }
 
-/// What a reload changes.
+/// The parts that a reload changes.
+pub struct Live {
+    pub ledger: Arc<Ledger>,
+    pub users: Arc<Users>,
+    pub front: frontend::Handle,
+    pub kept_files: Arc<FileCache>,
+    pub filter: log::Filter,
+}
+
+/// Reads the configuration again when told to.
 pub struct Reloader {
     pub origin: Origin,
     pub config: Config,
     pub workers: usize,
     pub in_effect: Arc<InEffect>,
-    pub ledger: Arc<Ledger>,
-    pub users: Arc<Users>,
-    pub front: frontend::Handle,
-    pub filter: log::Filter,
+    pub live: Live,
 }
 
 impl Reloader {
@@ -86,11 +93,11 @@ impl Reloader {
         }
         self.in_effect.state.lock().config_refusal = refusal;
 
-        let refusal = self.users.reload().err().map(|error| error.to_string());
+        let refusal = self.live.users.reload().err().map(|error| error.to_string());
         match &refusal {
             None => {
                 USERS_RELOADS.inc();
-                tracing::info!(users = self.users.list().len(), "users read again");
+                tracing::info!(users = self.live.users.list().len(), "users read again");
             }
             Some(why) => {
                 USERS_RELOADS_REFUSED.inc();
@@ -103,14 +110,15 @@ impl Reloader {
     fn reload_config(&mut self) -> Result<(), String> {
         let new = self.read()?;
         let changed: Vec<_> = self.config.changes(&new).collect();
-        if changed.iter().any(|key| key.name == "kv.connections_max") {
+        if changed.iter().any(|key| ["kv.connections_max", "persist.file_cache.files_max"].contains(&key.name)) {
             // The one part that can be refused: it goes first.
-            descriptors::divide_again(&self.ledger, &self.front, &new, self.workers)?;
-            tracing::info!("{}", self.ledger.plan());
+            descriptors::divide_again(&self.live.ledger, &self.live.front, &new, self.workers)?;
+            tracing::info!("{}", self.live.ledger.plan());
+            self.live.kept_files.set_files_max(descriptors::files_kept(&self.live.ledger, &new));
         }
-        self.front.set_bounds(new.bounds);
+        self.live.front.set_bounds(new.bounds);
         if self.config.log_level != new.log_level {
-            self.filter.set(&new.log_level);
+            self.live.filter.set(&new.log_level);
         }
 
         let (live, waiting): (Vec<_>, Vec<_>) = changed.into_iter().partition(|key| key.applies == Applies::Live);
@@ -119,6 +127,7 @@ impl Reloader {
             self.config.texts.insert(key.name, text);
         }
         self.config.connections_max = new.connections_max;
+        self.config.files_max = new.files_max;
         self.config.bounds = new.bounds;
         self.config.log_level = new.log_level;
         let names = |keys: Vec<&'static crate::config::keys::Key>| keys.iter().map(|key| key.name).collect::<Vec<_>>();
@@ -131,9 +140,9 @@ impl Reloader {
     }
 
     fn read(&self) -> Result<Config, String> {
-        let _permit = self.ledger.claim(Class::Background).map_err(|error| error.to_string())?;
+        let _permit = self.live.ledger.claim(Class::Background).map_err(|error| error.to_string())?;
         let load = Config::load_with(self.origin.file.as_deref(), &self.origin.settings, |path| {
-            with_retry(&self.ledger, || std::fs::read_to_string(path))
+            with_retry(&self.live.ledger, || std::fs::read_to_string(path))
         });
         load.map_err(|error: ConfigError| error.to_string())
     }

@@ -111,7 +111,8 @@ impl StatProvider for Process {
             "timings" => self.timings(arguments, bucket, emit),
             "scheduler" | "tasks" => self.scheduler(emit),
             "limits" => self.limits(emit),
-            "config" => self.seen.in_effect.emit(emit),
+            // "settings" is what memcached's tools call it.
+            "config" | "settings" => self.seen.in_effect.emit(emit),
             "uuid" => emit("uuid", &self.seen.node_uuid),
             _ => return false,
         }
@@ -197,7 +198,7 @@ fn process_families(began: Instant) -> [Family; 3] {
 /// Numbers of each bucket. The engine is held weakly: statistics do not keep it alive.
 fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
     type Read = fn(&engine::Bucket) -> i64;
-    let rows: [(&'static str, &'static str, Read); 8] = [
+    let rows: [(&'static str, &'static str, Read); 12] = [
         ("bucket_items", "Live documents.", |b| b.items() as i64),
         ("bucket_memory_used_bytes", "Memory charged to the bucket.", |b| b.memory_used() as i64),
         ("bucket_quota_bytes", "Memory the bucket may use.", |b| b.quota_bytes() as i64),
@@ -212,6 +213,16 @@ fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
         ("bucket_poisoned_vbuckets", "vBuckets that are not written any more because a sync failed.", |b| {
             b.store().stats().poisoned.len() as i64
         }),
+        ("bucket_unloadable_vbuckets", "vBuckets whose file could not be read whole.", |b| {
+            b.warm_up_progress().failed as i64
+        }),
+        ("bucket_warm_up_vbuckets", "vBuckets with a file, to be loaded after the start.", |b| {
+            b.warm_up_progress().vbuckets_total as i64
+        }),
+        ("bucket_warm_up_vbuckets_loaded", "vBuckets loaded since the start.", |b| {
+            b.warm_up_progress().vbuckets_loaded as i64
+        }),
+        ("bucket_warm_up_keys", "Documents read since the start by loading.", |b| b.warm_up_progress().keys as i64),
     ];
     rows.into_iter()
         .map(|(name, help, read)| {

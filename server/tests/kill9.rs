@@ -28,18 +28,37 @@ struct Plan {
     keys_per_client: usize,
     /// A kill comes after fewer acknowledgements than this.
     acks_max: usize,
+    /// Of one start after the other, over and over.
+    commit_log: &'static [&'static str],
 }
+
+const FEW: Plan = Plan { vbuckets: 16, kills: 20, keys_per_client: 6, acks_max: 4000, commit_log: &["on"] };
+const MANY: Plan = Plan { vbuckets: 1024, kills: 5, keys_per_client: 40, acks_max: 4000, commit_log: &["on"] };
 
 #[test]
 fn acknowledged_durable_writes_survive_twenty_kills() {
-    let plan = Plan { vbuckets: 16, kills: 20, keys_per_client: 6, acks_max: 4000 };
-    survive(&plan, Dice::new("twenty kills"));
+    survive(&FEW, Dice::new("twenty kills"));
+}
+
+#[test]
+fn acknowledged_durable_writes_survive_twenty_kills_without_a_commit_log() {
+    survive(&Plan { commit_log: &["off"], ..FEW }, Dice::new("twenty kills without a log"));
 }
 
 #[test]
 fn acknowledged_durable_writes_survive_kills_with_a_thousand_vbuckets() {
-    let plan = Plan { vbuckets: 1024, kills: 5, keys_per_client: 40, acks_max: 4000 };
-    survive(&plan, Dice::new("a thousand vBuckets"));
+    survive(&MANY, Dice::new("a thousand vBuckets"));
+}
+
+#[test]
+fn acknowledged_durable_writes_survive_kills_with_a_thousand_vbuckets_without_a_commit_log() {
+    survive(&Plan { commit_log: &["off"], ..MANY }, Dice::new("a thousand vBuckets without a log"));
+}
+
+/// What one start left in the log, the next has in the files, whether it uses a log or not.
+#[test]
+fn acknowledged_durable_writes_survive_kills_while_the_commit_log_comes_and_goes() {
+    survive(&Plan { commit_log: &["on", "off", "off", "on"], ..FEW }, Dice::new("a log that comes and goes"));
 }
 
 fn survive(plan: &Plan, mut dice: Dice) {
@@ -47,33 +66,35 @@ fn survive(plan: &Plan, mut dice: Dice) {
     let data_dir = dir.path().join("data");
     let mut clients: Vec<Vec<Key>> = (0..CLIENTS).map(|client| keys_of(client, plan, &mut dice)).collect();
     for kill in 0..plan.kills {
-        let server = start(&data_dir, plan);
+        let server = start(&data_dir, plan, kill);
         verify(&server, &mut clients, kill);
         write_until_killed(server, &mut clients, dice.below(plan.acks_max), &mut dice);
         if dice.one_in(4) {
             // Recovery is interrupted too.
-            let mut recovering = serve(&data_dir, plan).spawn();
+            let mut recovering = serve(&data_dir, plan, dice.below(4)).spawn();
             recovering.wait_for_log_lines(dice.below(6));
             recovering.kill9();
         }
     }
-    let server = start(&data_dir, plan);
+    let server = start(&data_dir, plan, plan.kills);
     verify(&server, &mut clients, plan.kills);
     server.stop();
     for file in harness::vbucket_files(&data_dir, BUCKET).iter().take(16) {
         harness::run(&["file", "check", file.to_str().expect("our own name")]).fine();
     }
-    let server = start(&data_dir, plan);
+    let server = start(&data_dir, plan, plan.kills + 1);
     verify(&server, &mut clients, plan.kills + 1);
     server.stop();
 }
 
-fn serve(data_dir: &Path, plan: &Plan) -> Serve {
-    Serve::on(data_dir).set(&format!("bucket.vbuckets={}", plan.vbuckets))
+fn serve(data_dir: &Path, plan: &Plan, start: usize) -> Serve {
+    let commit_log = plan.commit_log[start % plan.commit_log.len()];
+    let serve = Serve::on(data_dir).set(&format!("persist.commit_log={commit_log}"));
+    serve.set(&format!("bucket.vbuckets={}", plan.vbuckets))
 }
 
-fn start(data_dir: &Path, plan: &Plan) -> Server {
-    serve(data_dir, plan).start()
+fn start(data_dir: &Path, plan: &Plan, start: usize) -> Server {
+    serve(data_dir, plan, start).start()
 }
 
 /// One key and all that may have become of it.

@@ -76,6 +76,19 @@ impl Level {
             _ => None,
         }
     }
+
+    /// As administrators write it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Majority => "majority",
+            Level::MajorityAndPersistActive => "majorityAndPersistActive",
+            Level::PersistMajority => "persistToMajority",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Level> {
+        (1..=3).filter_map(Level::from_wire).find(|level| level.name() == name)
+    }
 }
 
 /// What an item says about its key.

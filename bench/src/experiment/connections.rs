@@ -2,11 +2,14 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use clap::Args;
-use serde_json::json;
+use frontend::ConnectionInfo;
+use frontend::table::{Slot, Table};
+use serde_json::{Value, json};
 use wire::Opcode;
 use wire::client::{RequestFrame, store_extras};
 
@@ -36,6 +39,10 @@ pub struct Connections {
 /// How long after the last client left its socket may still be half open.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 const BASELINE_SLOTS: usize = 512;
+/// Slots taken while one more is taken and given back.
+const TABLE_SIZES: [u32; 3] = [1_000, 32_000, 1_000_000];
+/// How often.
+const TABLE_TURNS: u32 = 1_000_000;
 
 const COLUMNS: &[Column] = &[
     Column("conns/s", "conns_per_s", whole),
@@ -48,6 +55,7 @@ const COLUMNS: &[Column] = &[
     Column("longest gap", "longest_gap_us", us),
     Column("cpu/conn", "cpu_us_per_op", us),
     Column("half closed", "close_wait", whole),
+    Column("a slot", "slot_ns", nanoseconds),
 ];
 
 impl Connections {
@@ -81,8 +89,20 @@ impl Connections {
                 baseline.end()?;
                 bench.rows.push(self.row(name, &outcome));
             }
+            for slots in TABLE_SIZES {
+                bench.check_stop()?;
+                let name = format!("table-{slots}");
+                bench.say(&format!("round {round}: {name}"));
+                bench.rows.push(table_row(
+                    &name,
+                    slots,
+                    if self.common.quick { TABLE_TURNS / 10 } else { TABLE_TURNS },
+                ));
+            }
         }
+        let [small, _, large] = TABLE_SIZES.map(|slots| format!("table-{slots}"));
         let ratios = vec![
+            Ratio::new("slot_ns", &large, &small),
             Ratio::new("conns_per_s", "open-bucket", "memcached"),
             Ratio::new("conns_per_s", "list-512", "scan-512"),
         ];
@@ -187,6 +207,36 @@ impl Connections {
     }
 }
 
+/// What it costs to take a slot and to give one back, on the server's own table with `slots` of them taken.
+///
+/// Each turn gives back a slot taken a little earlier, as of connections that come and go beside others that stay.
+fn table_row(name: &str, slots: u32, turns: u32) -> Row {
+    const COMING_AND_GOING: usize = 64;
+    let table = Table::new(2);
+    let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+    let take = || table.take(|slot| Arc::new(ConnectionInfo::new(slot, peer, Duration::ZERO))).0;
+    let mut taken: Vec<Slot> = (0..slots).map(|_| take()).collect();
+    let mut coming_and_going = taken.split_off(taken.len() - COMING_AND_GOING);
+    let began = Instant::now();
+    for turn in 0..turns as usize {
+        let slot = &mut coming_and_going[turn % COMING_AND_GOING];
+        table.release(*slot);
+        *slot = take();
+    }
+    let slot_ns = began.elapsed().as_nanos() as f64 / f64::from(turns);
+    assert_eq!(table.active(), slots, "as many as before");
+    Row::from_iter([
+        ("name".to_owned(), json!(name)),
+        ("ops".to_owned(), json!(turns)),
+        ("errors".to_owned(), json!(0)),
+        ("slot_ns".to_owned(), json!(tenths(slot_ns))),
+    ])
+}
+
+fn nanoseconds(value: &Value) -> String {
+    value.as_f64().map_or_else(String::new, |ns| format!("{ns:.0}ns"))
+}
+
 fn auth_step(server: &Server) -> Step {
     plain(&server.identity.user, &server.identity.password)
 }
@@ -238,4 +288,15 @@ fn half_closed(port: u16) -> usize {
         local.is_some_and(|(_, p)| u16::from_str_radix(p, 16) == Ok(port)) && fields.nth(1) == Some(CLOSE_WAIT)
     };
     text.lines().filter(of_server).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_has_its_price_however_many_are_taken() {
+        let row = table_row("table-100", 100, 1000);
+        assert!(row["slot_ns"].as_f64() > Some(0.0), "{row:?}");
+    }
 }

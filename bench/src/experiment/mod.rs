@@ -2,6 +2,7 @@
 
 mod connections;
 mod file_cache;
+mod neighbours;
 mod peers;
 mod wakeups;
 
@@ -25,6 +26,8 @@ pub enum Experiment {
     Connections(connections::Connections),
     /// How long a task that is woken waits until it runs
     Wakeups(wakeups::Wakeups),
+    /// What a client notices of others that misbehave, and of nobody at all
+    Neighbours(neighbours::Neighbours),
     /// Durable writes: files closed each time, kept open, or behind a commit log
     FileCache(file_cache::FileCache),
 }
@@ -106,6 +109,7 @@ impl Experiment {
             Experiment::Peers(e) => ("peers", &e.common),
             Experiment::Connections(e) => ("connections", &e.common),
             Experiment::Wakeups(e) => ("wakeups", &e.common),
+            Experiment::Neighbours(e) => ("neighbours", &e.common),
             Experiment::FileCache(e) => ("file-cache", &e.common),
         };
         if let Err(error) = env::os::raise_fd_limit() {
@@ -118,6 +122,7 @@ impl Experiment {
             Experiment::Peers(e) => e.run(&mut bench)?,
             Experiment::Connections(e) => e.run(&mut bench)?,
             Experiment::Wakeups(e) => e.run(&mut bench)?,
+            Experiment::Neighbours(e) => e.run(&mut bench)?,
             Experiment::FileCache(e) => e.run(&mut bench)?,
         };
         let mut machine = machine::describe(bench.scratch.path());
@@ -176,7 +181,8 @@ impl Rows {
     /// One row a name: each number the median over the rounds, but for errors and the like, which are summed. A row
     /// that was skipped in one round is told by the others.
     fn medians(self) -> Vec<Row> {
-        const SUMS: &[&str] = &["errors", "refused", "misses", "connections_lost", "unfinished", "close_wait", "lost"];
+        const SUMS: &[&str] =
+            &["errors", "refused", "misses", "connections_lost", "unfinished", "close_wait", "lost", "above_10ms"];
         let median_of = |rounds: Vec<Row>| {
             let measured: Vec<&Row> = rounds.iter().filter(|row| !row.contains_key("skipped")).collect();
             let Some(first) = measured.first() else { return rounds[0].clone() };

@@ -3,6 +3,8 @@
 //! Each wake waits for the run it caused, then for a random while: mostly long enough for the worker to be fast asleep,
 //! and every fourth time next to nothing, so that the wake comes just as the worker lies down. That is the moment at
 //! which the old order of steps loses wakes, and at which the right one must not.
+//!
+//! A build with the feature `old-order` measures the whole scheduler in that order instead.
 
 use std::collections::VecDeque;
 use std::hint::{black_box, spin_loop};
@@ -20,7 +22,7 @@ use serde_json::json;
 
 use super::{Bench, Common, Story};
 use crate::report::{Column, Ratio, Row, us, whole};
-use crate::tally::Latencies;
+use crate::tally::{Latencies, tenths};
 use crate::workload::Dice;
 
 #[derive(Args, Debug)]
@@ -40,12 +42,32 @@ const FALL_BACK: Duration = Duration::from_secs(2);
 const PAUSE_EVERY: u32 = 256;
 /// A wake that took this long was lost, and found by the fall-back.
 const LOST_NS: u64 = 1_000_000_000;
-/// Of a hundred, how much of each core the load takes.
-const LOAD_PCT: u32 = 80;
+/// Producers that each wake a task of their own and wait for it, on as many threads of the pool.
+const PRODUCERS: [u32; 3] = [1, 4, 16];
+
+/// Row, what is woken, and what else happens meanwhile.
+const ROWS: &[(&str, Kind, Company)] = if cfg!(feature = "old-order") {
+    &[
+        ("scheduler-in-old-order", Kind::Scheduler, Company::Nobody),
+        ("scheduler-in-old-order-loaded", Kind::Scheduler, Company::Load),
+    ]
+} else {
+    &[
+        ("idle", Kind::Scheduler, Company::Nobody),
+        ("futex", Kind::Futex, Company::Nobody),
+        ("idle-broken", Kind::OldOrder, Company::Nobody),
+        ("loaded", Kind::Scheduler, Company::Load),
+        ("futex-loaded", Kind::Futex, Company::Load),
+        ("beside-cancels", Kind::Scheduler, Company::Cancels),
+        ("futex-beside-cancels", Kind::Futex, Company::Cancels),
+    ]
+};
 
 const COLUMNS: &[Column] = &[
     Column("wakes", "ops", whole),
     Column("lost", "lost", whole),
+    Column("wakes/s", "ops_per_s", whole),
+    Column("call", "call_p50_us", us),
     Column("mean", "mean_us", us),
     Column("p50", "p50_us", us),
     Column("p99", "p99_us", us),
@@ -59,27 +81,30 @@ impl Wakeups {
         let wakes = self.wakes.unwrap_or(if self.common.quick { 5_000 } else { 100_000 });
         // Lost wakes take two seconds each, so this is about the broken one.
         let patience = self.common.seconds(60.0, 10.0)?;
+        let trips = Duration::from_secs_f64(if self.common.quick { 0.5 } else { 3.0 });
         for round in 1..=self.common.rounds() {
-            for (name, kind, loaded) in [
-                ("idle", Kind::Scheduler, false),
-                ("futex", Kind::Futex, false),
-                ("idle-broken", Kind::OldOrder, false),
-                ("loaded", Kind::Scheduler, true),
-                ("futex-loaded", Kind::Futex, true),
-            ] {
+            for (name, kind, company) in ROWS {
                 bench.check_stop()?;
                 bench.say(&format!("round {round}: {name}"));
-                let load = loaded.then(|| Load::start(LOAD_PCT));
-                let latencies = kind.measure(wakes, patience, bench.stop);
-                drop(load);
-                bench.rows.push(row(name, wakes, &latencies));
+                let measured = kind.measure(*company, wakes, patience, bench.stop);
+                bench.rows.push(row(name, wakes, &measured));
+            }
+            for producers in PRODUCERS {
+                bench.check_stop()?;
+                let name = format!("round-trips-{producers}");
+                bench.say(&format!("round {round}: {name}"));
+                bench.rows.push(round_trips(&name, producers, trips));
             }
         }
+        let over = |field, row, over| Ratio::new(field, row, over);
         let ratios = vec![
-            Ratio::new("p50_us", "idle", "futex"),
-            Ratio::new("p9999_us", "idle", "futex"),
-            Ratio::new("p50_us", "loaded", "futex-loaded"),
-            Ratio::new("p9999_us", "loaded", "futex-loaded"),
+            over("p50_us", "idle", "futex"),
+            over("p9999_us", "idle", "futex"),
+            over("p50_us", "loaded", "futex-loaded"),
+            over("p9999_us", "loaded", "futex-loaded"),
+            over("call_p50_us", "idle", "futex"),
+            over("p999_us", "beside-cancels", "futex-beside-cancels"),
+            over("ops_per_s", "round-trips-16", "round-trips-1"),
         ];
         Ok(Story { columns: COLUMNS, ratios })
     }
@@ -92,6 +117,7 @@ fn row(name: &str, asked: u32, measured: &Measured) -> Row {
     row.insert("errors".into(), json!(0));
     row.insert("lost".into(), json!(measured.lost));
     measured.waits.fields(&mut row);
+    row.insert("call_p50_us".into(), json!(measured.calls.percentile_us(50.0)));
     if name == "idle-broken" {
         row.insert("note".into(), json!(format!("yields between look and sleep once in {PAUSE_EVERY} passes")));
     }
@@ -103,7 +129,10 @@ fn row(name: &str, asked: u32, measured: &Measured) -> Row {
 
 #[derive(Default)]
 struct Measured {
+    /// From the wake to the run.
     waits: Latencies,
+    /// From the wake until the waker can go on.
+    calls: Latencies,
     lost: u64,
 }
 
@@ -157,16 +186,14 @@ enum Kind {
 }
 
 impl Kind {
-    fn measure(self, wakes: u32, patience: Duration, stop: &AtomicBool) -> Measured {
+    fn measure(self, company: Company, wakes: u32, patience: Duration, stop: &AtomicBool) -> Measured {
         let ran = Ran::here();
-        match self {
+        let pools = Pools::start(&env::os::env(), &PoolConfig { readers: 1, writers: 1, background: 1, cpu: 1 });
+        let company = company.arrive(&pools);
+        let measured = match self {
             Kind::Scheduler => {
-                let config = PoolConfig { readers: 1, writers: 1, background: 1, cpu: 1 };
-                let pools = Pools::start(&env::os::env(), &config);
-                let task: TaskHandle = pools.spawn(PoolKind::Cpu, Arc::new(Probe(ran.clone())));
-                let measured = drive(&ran, wakes, patience, stop, || task.wake());
-                pools.shutdown(Stop::Cancel);
-                measured
+                let task = pools.spawn(PoolKind::Cpu, Arc::new(Probe(ran.clone())));
+                drive(&ran, wakes, patience, stop, || task.wake())
             }
             Kind::Futex => {
                 let bare = Bare::start(ran.clone());
@@ -176,8 +203,41 @@ impl Kind {
                 let old = OldOrder::start(ran.clone());
                 drive(&ran, wakes, patience, stop, || old.wake(ran.now_ns()))
             }
-        }
+        };
+        drop(company);
+        pools.shutdown(Stop::Cancel);
+        measured
     }
+}
+
+/// How many wakes are answered in a second when many wait for many.
+fn round_trips(name: &str, producers: u32, time: Duration) -> Row {
+    let config = PoolConfig { readers: 1, writers: 1, background: 1, cpu: producers as usize };
+    let pools = Pools::start(&env::os::env(), &config);
+    let began = Instant::now();
+    let count: u64 = thread::scope(|scope| {
+        let produce = || {
+            let ran = Ran::here();
+            let task = pools.spawn(PoolKind::Cpu, Arc::new(Probe(ran.clone())));
+            (1..)
+                .take_while(|n| {
+                    task.wake();
+                    ran.wait(*n, false);
+                    began.elapsed() < time
+                })
+                .count() as u64
+        };
+        let producers: Vec<_> = (0..producers).map(|_| scope.spawn(produce)).collect();
+        producers.into_iter().map(|producer| producer.join().unwrap_or_default()).sum()
+    });
+    let per_s = count as f64 / began.elapsed().as_secs_f64();
+    pools.shutdown(Stop::Cancel);
+    Row::from_iter([
+        ("name".to_owned(), json!(name)),
+        ("ops".to_owned(), json!(count)),
+        ("errors".to_owned(), json!(0)),
+        ("ops_per_s".to_owned(), json!(tenths(per_s))),
+    ])
 }
 
 fn drive(ran: &Ran, wakes: u32, patience: Duration, stop: &AtomicBool, wake: impl Fn()) -> Measured {
@@ -190,6 +250,7 @@ fn drive(ran: &Ran, wakes: u32, patience: Duration, stop: &AtomicBool, wake: imp
         }
         let at = ran.now_ns();
         wake();
+        measured.calls.record(ran.now_ns() - at);
         let hasty = n % 4 == 0;
         ran.wait(n, hasty);
         let waited = ran.at_ns.load(Relaxed).saturating_sub(at);
@@ -333,40 +394,91 @@ impl Drop for OldOrder {
     }
 }
 
-/// Threads that take a share of every core.
-struct Load {
+/// What else happens while wakes are measured.
+#[derive(Clone, Copy, Debug)]
+enum Company {
+    Nobody,
+    /// Threads that take most of every core.
+    Load,
+    /// A neighbour on the same scheduler whose tasks with deadlines are made and cancelled a thousand at a time.
+    Cancels,
+}
+
+/// Of a hundred, how much of each core the load takes.
+const LOAD_PCT: u32 = 80;
+/// Busy for that share of this, asleep for the rest.
+const LOAD_PERIOD: Duration = Duration::from_millis(5);
+
+impl Company {
+    fn arrive(self, pools: &Arc<Pools>) -> Busy {
+        match self {
+            Company::Nobody => Busy::start(0, || || ()),
+            Company::Load => Busy::start(thread::available_parallelism().map_or(1, usize::from), || {
+                // Against the clock, so that late wake-ups do not lower the share.
+                let mut until = Instant::now();
+                move || {
+                    until = until.max(Instant::now() - LOAD_PERIOD) + LOAD_PERIOD;
+                    let busy = until - LOAD_PERIOD * (100 - LOAD_PCT) / 100;
+                    while Instant::now() < busy {
+                        black_box((0..200_u64).fold(0, |sum, n| black_box(sum + n)));
+                    }
+                    thread::sleep(until.saturating_duration_since(Instant::now()));
+                }
+            }),
+            Company::Cancels => Busy::start(1, || {
+                let pools = pools.clone();
+                move || {
+                    let tasks: Vec<TaskHandle> = (0..1000)
+                        .map(|n| {
+                            let task = pools.spawn(PoolKind::Background, Arc::new(Never));
+                            task.wake_after(Duration::from_secs(3600 + n));
+                            task
+                        })
+                        .collect();
+                    tasks.iter().for_each(TaskHandle::cancel);
+                }
+            }),
+        }
+    }
+}
+
+/// Cancelled before its time.
+struct Never;
+
+impl Task for Never {
+    fn name(&self) -> &'static str {
+        "never"
+    }
+
+    fn run(&self, _: &Context<'_>) -> Next {
+        Next::Done
+    }
+}
+
+/// Threads that do the same again and again until this is dropped.
+struct Busy {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Busy for a share of this, asleep for the rest.
-const LOAD_PERIOD: Duration = Duration::from_millis(5);
-
-impl Load {
-    fn start(percent: u32) -> Load {
+impl Busy {
+    fn start<W: FnMut() + Send + 'static>(threads: usize, work: impl Fn() -> W) -> Busy {
         let over = Arc::new(AtomicBool::new(false));
-        let threads = (0..thread::available_parallelism().map_or(1, usize::from))
+        let threads = (0..threads)
             .map(|_| {
-                let over = over.clone();
+                let (over, mut work) = (over.clone(), work());
                 thread::spawn(move || {
-                    // Against the clock, so that late wake-ups do not lower the share.
-                    let mut until = Instant::now();
                     while !over.load(Relaxed) {
-                        until = until.max(Instant::now() - LOAD_PERIOD) + LOAD_PERIOD;
-                        let busy = until - LOAD_PERIOD * (100 - percent) / 100;
-                        while Instant::now() < busy {
-                            black_box((0..200_u64).fold(0, |sum, n| black_box(sum + n)));
-                        }
-                        thread::sleep(until.saturating_duration_since(Instant::now()));
+                        work();
                     }
                 })
             })
             .collect();
-        Load { over, threads }
+        Busy { over, threads }
     }
 }
 
-impl Drop for Load {
+impl Drop for Busy {
     fn drop(&mut self) {
         self.over.store(true, Relaxed);
         self.threads.drain(..).for_each(|thread| join(Some(thread)));
@@ -388,8 +500,16 @@ mod tests {
     #[test]
     fn every_wake_of_each_kind_is_answered() {
         for kind in [Kind::Scheduler, Kind::Futex] {
-            let measured = kind.measure(200, Duration::from_secs(30), &AtomicBool::new(false));
-            assert_eq!((measured.waits.count(), measured.lost), (200, 0), "{kind:?}");
+            for company in [Company::Nobody, Company::Load, Company::Cancels] {
+                let measured = kind.measure(company, 100, Duration::from_secs(30), &AtomicBool::new(false));
+                assert_eq!((measured.waits.count(), measured.lost), (100, 0), "{kind:?} with {company:?}");
+            }
         }
+    }
+
+    #[test]
+    fn many_producers_are_all_answered() {
+        let row = round_trips("round-trips-4", 4, Duration::from_millis(50));
+        assert!(row["ops"].as_u64() >= Some(4), "{row:?}");
     }
 }

@@ -26,7 +26,7 @@ impl Run<'_> {
         let (datatype, value) = value::remains(item)?;
         Ok(Change {
             flags: item.meta().flags,
-            expiry: self.now_s,
+            expiry: self.now_s(),
             datatype,
             value: value.map(Cow::Owned),
             deleted: Some(source),

@@ -19,7 +19,8 @@ use crate::durability::{Answer, Client, SyncWrite};
 use crate::expiry;
 use crate::hash_table::Locked;
 use crate::op::{Mutated, Op, OpError, Reply, Request, Waiter};
-use crate::value;
+use crate::terms::Terms;
+use crate::value::{self, Incoming};
 use crate::vbucket::VBucket;
 
 /// What an attempt came to.
@@ -96,13 +97,12 @@ pub(crate) struct Change<'v> {
 pub(crate) struct Run<'a> {
     pub vb: &'a VBucket,
     pub clock: &'a dyn env::Clock,
+    pub terms: &'a Terms,
     pub state: VbState,
     pub request: &'a Request<'a>,
     pub slot: Locked<'a>,
     pub fetched: &'a Fetched,
     pub waiter: &'a dyn Fn() -> Waiter,
-    pub now: Duration,
-    pub now_s: u32,
     /// Where the default for sync writes is kept.
     pub durability_timeout: Duration,
     /// Memory is short: what is brought back from the file comes without its value.
@@ -119,6 +119,15 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
+    // Most operations need neither of these, and looking at the clock is a good part of a short one.
+    pub fn now(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
+    pub fn now_s(&self) -> u32 {
+        self.clock.unix_s()
+    }
+
     /// Carries the request out.
     pub fn attempt(&mut self) -> Attempt {
         match self.request.op {
@@ -155,8 +164,9 @@ impl Run<'_> {
     /// The newest committed version. One that is only in the file comes back into memory: what follows then goes on as if
     /// it had never left.
     fn look(&mut self, tombstones: bool) -> Attempt<Option<Item>> {
+        let dice = self.slot.throw();
         if let Some(item) = self.slot.committed() {
-            item.warm(self.now.as_nanos() as u64 ^ self.slot.hash());
+            item.warm(dice);
             return Ok(Some(item.clone()));
         }
         if self.vb.is_absent(&self.slot, tombstones) {
@@ -180,7 +190,7 @@ impl Run<'_> {
         if item.is_deleted() {
             return Ok(Doc::Tombstone(item));
         }
-        if !expiry::is_past(item.meta().expiry, self.now_s) {
+        if !expiry::is_past(item.meta().expiry, || self.now_s()) {
             return Ok(Doc::Live(item));
         }
         let in_doubt = self.slot.prepare().is_some() || self.vb.log.marks.poisoned().is_some();
@@ -189,7 +199,7 @@ impl Run<'_> {
         }
         let item = if item.meta().datatype.has(Datatype::XATTR) { self.resident(item)? } else { item };
         let (datatype, value) = value::remains(&item)?;
-        let deleted_s = self.now_s;
+        let deleted_s = self.now_s();
         let tombstone = self.append(None, |cas, seqno| {
             let meta = Meta {
                 seqno,
@@ -250,7 +260,7 @@ impl Run<'_> {
         let Some(item) = doc.live() else {
             return if cas == Cas(0) { Ok(()) } else { Err(OpError::NotFound) };
         };
-        match self.slot.lock_at(self.now) {
+        match self.slot.lock_at(|| self.now()) {
             Some(lock) if lock.cas == cas => Ok(()),
             Some(_) => Err(OpError::Locked),
             None if cas == Cas(0) || cas == item.meta().cas => Ok(()),
@@ -260,15 +270,21 @@ impl Run<'_> {
 
     /// The CAS a reader may see.
     pub fn shown_cas(&self, item: &Item) -> Cas {
-        if self.slot.lock_at(self.now).is_some() { Cas::LOCKED } else { item.meta().cas }
+        if self.slot.lock_at(|| self.now()).is_some() { Cas::LOCKED } else { item.meta().cas }
     }
 
     /// An expiry from a request as it is stored. A live document's stays if the request says so.
     pub fn expiry_of(&self, raw: u32, doc: &Doc) -> Result<u32, OpError> {
         match doc.live() {
             Some(item) if self.request.preserve_expiry => Ok(item.meta().expiry),
-            _ => expiry::absolute(raw, self.now_s),
+            _ => self.terms.expiry(raw, || self.now_s()),
         }
+    }
+
+    /// A body a client sent, in the form the bucket keeps bodies in.
+    pub fn incoming<'v>(&self, sent: &'v [u8], datatype: Datatype) -> Result<Incoming<'v>, OpError> {
+        let incoming = Incoming::parse(sent, datatype)?;
+        Ok(if self.terms.inflates() { incoming.uncompressed() } else { incoming })
     }
 
     /// Makes `change` the newest version of the key, or prepares it if the request asks for durability.
@@ -282,7 +298,7 @@ impl Run<'_> {
         };
         let client = self.request.durability.map(|requirement| {
             let timeout = requirement.timeout.unwrap_or(self.durability_timeout);
-            (requirement.level, self.now + timeout, (self.waiter)())
+            (requirement.level, self.now() + timeout, (self.waiter)())
         });
         let (vb, uuid, key) = (self.vb, self.vb.uuid(), self.slot.key);
         let mut reply = None;

@@ -44,14 +44,14 @@ impl Run<'_> {
     pub(super) fn get_and_lock(&mut self, lock_s: u32) -> Attempt {
         self.check_prepare()?;
         let Doc::Live(item) = self.doc()? else { return Err(OpError::NotFound.into()) };
-        if self.slot.lock_at(self.now).is_some() {
+        if self.slot.lock_at(|| self.now()).is_some() {
             return Err(OpError::Locked.into());
         }
         let item = self.resident(item)?;
         let lock_s = if (1..=LOCK_MAX_S).contains(&lock_s) { lock_s } else { LOCK_DEFAULT_S };
         let cas = self.vb.log.fresh_cas(self.clock);
         let reply = self.show(item, cas)?;
-        self.slot.set_lock(Some(Lock { cas, until: self.now + Duration::from_secs(lock_s.into()) }));
+        self.slot.set_lock(Some(Lock { cas, until: self.now() + Duration::from_secs(lock_s.into()) }));
         Ok(reply)
     }
 
@@ -63,7 +63,7 @@ impl Run<'_> {
         if self.doc()?.live().is_none() {
             return Err(OpError::NotFound.into());
         }
-        match self.slot.lock_at(self.now) {
+        match self.slot.lock_at(|| self.now()) {
             None => Err(OpError::NotLocked.into()),
             Some(lock) if lock.cas != self.request.cas => Err(OpError::Locked.into()),
             Some(_) => {

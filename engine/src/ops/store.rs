@@ -6,7 +6,6 @@ use types::{Cas, Datatype};
 
 use super::{Attempt, Change, Doc, Run, Step};
 use crate::durability::Answer;
-use crate::expiry;
 use crate::op::{Delta, End, Mutated, OpError, Reply, StoreMode};
 use crate::value::{self, Incoming, Plain};
 
@@ -29,7 +28,7 @@ impl Run<'_> {
             (StoreMode::Replace, None) => return Err(OpError::NotFound.into()),
             _ => self.check_condition(&doc)?,
         }
-        let incoming = Incoming::parse(sent, datatype)?;
+        let incoming = self.incoming(sent, datatype)?;
         let (datatype, value) = match doc.live() {
             // A body is replaced, the attributes beside it stay.
             Some(item) if item.meta().datatype.has(Datatype::XATTR) => {
@@ -66,7 +65,7 @@ impl Run<'_> {
         let doc = self.doc()?;
         let Doc::Live(item) = &doc else {
             let value = initial.ok_or(OpError::NotFound)?;
-            let expiry = expiry::absolute(expiry, self.now_s)?;
+            let expiry = self.terms.expiry(expiry, || self.now_s())?;
             let digits = value.to_string().into_bytes();
             return self.change(&doc, Change::alive(0, expiry, Datatype::JSON, digits), Answer::Counter(value));
         };
@@ -91,10 +90,10 @@ impl Run<'_> {
         self.check_prepare()?;
         let doc = self.doc()?;
         let Doc::Live(item) = &doc else { return Err(OpError::NotFound.into()) };
-        if self.slot.lock_at(self.now).is_some() {
+        if self.slot.lock_at(|| self.now()).is_some() {
             return Err(OpError::Locked.into());
         }
-        let expiry = expiry::absolute(expiry, self.now_s)?;
+        let expiry = self.terms.expiry(expiry, || self.now_s())?;
         let unchanged = expiry == item.meta().expiry;
         if unchanged && !and_get {
             return Ok(Step::Reply(Reply::Done { cas: item.meta().cas }));

@@ -59,7 +59,7 @@ impl Run<'_> {
             return Err(OpError::TooBig.into());
         }
         let old_flags = item.as_ref().filter(|_| !mutation.created).map_or(0, |item| item.meta().flags);
-        let expiry = if mutation.deleted { self.now_s } else { self.expiry_of(request.expiry.unwrap_or(0), &doc)? };
+        let expiry = if mutation.deleted { self.now_s() } else { self.expiry_of(request.expiry.unwrap_or(0), &doc)? };
         let has_value = !(mutation.deleted && mutation.value.is_empty());
         let change = Change {
             flags: request.user_flags.unwrap_or(old_flags),

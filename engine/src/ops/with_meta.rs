@@ -8,7 +8,7 @@ use types::{Cas, Datatype, DeleteSource, RevSeqno};
 use super::{Attempt, Change, Doc, Run};
 use crate::durability::Answer;
 use crate::op::{OpError, WithMeta, WithMetaMode};
-use crate::value::{self, Incoming, Plain, Remains};
+use crate::value::{self, Plain, Remains};
 
 const FORCE: u32 = 0x01;
 const FORCE_ACCEPT: u32 = 0x02;
@@ -57,14 +57,24 @@ impl Run<'_> {
         let change = if delete {
             let (datatype, value) = tombstone_value(&incoming)?;
             let source = if options & IS_EXPIRATION != 0 { DeleteSource::Expiry } else { DeleteSource::Explicit };
-            let expiry = if incoming.expiry == 0 { self.now_s } else { incoming.expiry };
+            let expiry = if incoming.expiry == 0 { self.now_s() } else { incoming.expiry };
             let (flags, deleted, value) = (incoming.flags, Some(source), value.map(Cow::Owned));
             Change { flags, expiry, datatype, value, deleted, patches: Vec::new(), given }
         } else {
-            let (datatype, value) = live_value(&incoming)?;
-            Change { given, ..Change::alive(incoming.flags, incoming.expiry, datatype, value) }
+            let (datatype, value) = self.live_value(&incoming)?;
+            let expiry = self.terms.cap(incoming.expiry, || self.now_s());
+            Change { given, ..Change::alive(incoming.flags, expiry, datatype, value) }
         };
         self.change(&doc, change, Answer::Mutated)
+    }
+
+    fn live_value<'v>(&self, incoming: &WithMeta<'v>) -> Result<(Datatype, Cow<'v, [u8]>), OpError> {
+        if !incoming.datatype.has(Datatype::XATTR) {
+            return self.incoming(incoming.value, incoming.datatype)?.behind(&[]);
+        }
+        let plain = checked(incoming)?;
+        let (datatype, value) = value::join(plain.section(), plain.body())?;
+        Ok((datatype, Cow::Owned(value)))
     }
 }
 
@@ -79,15 +89,6 @@ fn wins(incoming: &WithMeta<'_>, doc: &Doc) -> bool {
         }
         order => order.is_gt(),
     }
-}
-
-fn live_value<'a>(incoming: &WithMeta<'a>) -> Result<(Datatype, Cow<'a, [u8]>), OpError> {
-    if !incoming.datatype.has(Datatype::XATTR) {
-        return Incoming::parse(incoming.value, incoming.datatype)?.behind(&[]);
-    }
-    let plain = checked(incoming)?;
-    let (datatype, value) = value::join(plain.section(), plain.body())?;
-    Ok((datatype, Cow::Owned(value)))
 }
 
 fn tombstone_value(incoming: &WithMeta<'_>) -> Result<Remains, OpError> {

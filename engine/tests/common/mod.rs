@@ -54,6 +54,7 @@ pub fn spec() -> BucketSpec {
         quota_bytes: 64 << 20,
         flush_enabled: true,
         eviction: persist::Eviction::default(),
+        rules: persist::WriteRules::default(),
     }
 }
 
@@ -108,7 +109,7 @@ impl World {
     pub fn restart(self) -> World {
         let World { mut sim, stepper, engine, bucket, .. } = self;
         sim.kill();
-        let spec = bucket.spec().clone();
+        let spec = BucketSpec::clone(&bucket.spec());
         drop((bucket, engine, stepper));
         World::open(sim, spec)
     }

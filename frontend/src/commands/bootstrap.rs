@@ -56,7 +56,7 @@ fn find(shared: &Shared, name: &str, implied: bool) -> Option<Selected> {
     // Taken first: a deletion that comes in between is seen at the next request.
     let checked = shared.cluster.revision();
     let bucket = shared.engine.bucket(name)?;
-    let shape = BucketShape::of(bucket.spec());
+    let shape = BucketShape::of(&bucket.spec());
     let timings = shared.timings_of(name);
     Some(Selected { bucket, shape, timings, implied, checked })
 }

@@ -133,6 +133,7 @@ fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, 
         quota_bytes: QUOTA_BYTES_DEFAULT,
         flush_enabled: false,
         eviction: persist::Eviction::default(),
+        rules: persist::WriteRules::default(),
     };
     for (key, value) in pairs.split(';').filter_map(|pair| pair.split_once('=')) {
         let wrong = |_| format!("{key}={value} is not a number that fits");

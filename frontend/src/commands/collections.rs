@@ -4,7 +4,8 @@ use wire::{Reply, Status};
 
 use super::{Context, Refusal, einval};
 
-const MANIFEST: &str =
+/// What there is, as clients read it.
+pub const MANIFEST: &str =
     r#"{"uid":"0","scopes":[{"name":"_default","uid":"0","collections":[{"name":"_default","uid":"0"}]}]}"#;
 const DEFAULT: &[u8] = b"_default";
 const NAME_LEN_MAX: usize = 251;

@@ -27,6 +27,7 @@ use crate::mailbox::{Answer, JobReply, Mailbox};
 use crate::{Shared, errors};
 
 pub(crate) use bootstrap::greet;
+pub use collections::MANIFEST;
 
 /// One request being worked on: where it came from and where its reply goes.
 pub(crate) struct Context<'c> {
@@ -313,7 +314,7 @@ impl<'c> Context<'c> {
             match status.without_xerror(self.call.opcode.unwrap_or(Opcode::Noop)) {
                 Legacy::Status(old) => shown = old,
                 // Older than XERROR itself: there have always been clients that log in too late.
-                Legacy::Close if status == Status::Eaccess => {}
+                Legacy::Close if status == Status::Eaccess && self.shared.is_stranger(self.session) => {}
                 Legacy::Close => {
                     self.session.closing = true;
                     return;

@@ -58,6 +58,7 @@ pub fn spec(name: &str, uuid: u128) -> BucketSpec {
         quota_bytes: 256 << 20,
         flush_enabled: false,
         eviction: persist::Eviction::default(),
+        rules: persist::WriteRules::default(),
     }
 }
 

@@ -35,6 +35,7 @@ pub fn spec() -> BucketSpec {
         quota_bytes: 1 << 20,
         flush_enabled: false,
         eviction: persist::Eviction::default(),
+        rules: persist::WriteRules::default(),
     }
 }
 
@@ -222,7 +223,7 @@ impl Node {
 
     pub fn warm_up(&self, vb: u16) -> Vec<Item> {
         let mut items = Vec::new();
-        let all = WarmUp { tombstones: true };
+        let all = WarmUp { tombstones: true, prove: true };
         self.bucket.warm_up(VbId(vb), all, &mut |_, _| true, &mut |item| items.push(item)).expect("a file that opened");
         items
     }

@@ -3,9 +3,12 @@
 //! It runs on one thread of its own, so that it answers when every worker is busy and when no connection slot is free: its connections have permits of their own. Health and
 //! metrics only read numbers: a sick disk cannot make them wait.
 
+mod bucket_form;
 mod buckets;
+mod collections;
 mod pools;
 mod port;
+mod users;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,10 +22,9 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use base64::Engine as _;
-use frontend::auth::{Identity, Users};
+use frontend::auth::Users;
 use frontend::cluster::Cluster;
 use limits::Ledger;
-use serde_json::json;
 use tokio::sync::oneshot;
 
 /// What the handlers need.
@@ -107,9 +109,10 @@ impl Drop for Admin {
 
 fn router(context: Arc<Context>) -> Router {
     let guarded = Router::new()
-        .route("/whoami", get(whoami))
         .merge(pools::routes())
         .merge(buckets::routes())
+        .merge(collections::routes())
+        .merge(users::routes())
         .route_layer(middleware::from_fn_with_state(Arc::clone(&context), authenticate));
     Router::new()
         .route("/", get(front_page))
@@ -130,25 +133,24 @@ async fn front_page() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text)
 }
 
-async fn ready(State(context): Shared) -> (StatusCode, &'static str) {
-    if context.ready.load(Ordering::Acquire) {
-        (StatusCode::OK, "ready\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "not accepting clients\n")
+/// A node with damaged data is ready, for whatever else it has; but it says so.
+async fn ready(State(context): Shared) -> (StatusCode, String) {
+    if !context.ready.load(Ordering::Acquire) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "not accepting clients\n".to_owned());
     }
+    let mut text = "ready\n".to_owned();
+    for bucket in context.engine.list() {
+        for (vb, why) in bucket.unloadable() {
+            text.push_str(&format!("bucket {}, vBucket {vb} could not be read whole: {why}\n", bucket.name()));
+        }
+    }
+    (StatusCode::OK, text)
 }
 
 async fn openmetrics(State(context): Shared) -> impl IntoResponse {
     let mut text = String::new();
     metrics::write_openmetrics(&mut text, context.registry.families());
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
-}
-
-async fn whoami(request: Request) -> impl IntoResponse {
-    let identity = request.extensions().get::<Identity>().cloned();
-    let Some(identity) = identity else { return StatusCode::UNAUTHORIZED.into_response() };
-    let role = if identity.role == frontend::auth::Role::Admin { "admin" } else { "data_writer" };
-    axum::Json(json!({ "id": &*identity.user, "domain": "local", "roles": [{ "role": role }] })).into_response()
 }
 
 /// Lets proven users through and remembers who they are.

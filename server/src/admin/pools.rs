@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use frontend::cluster::BucketShape;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::sync::Arc;
 
 use super::{Context, Shared};
@@ -29,26 +29,42 @@ async fn pools(State(context): Shared) -> impl IntoResponse {
 }
 
 async fn pool(State(context): Shared) -> impl IntoResponse {
+    let names = context.engine.list().into_iter().map(|bucket| {
+        let spec = bucket.spec();
+        json!({ "bucketName": spec.name, "uuid": format!("{:032x}", spec.uuid.0) })
+    });
     Json(json!({
         "name": "default",
-        "nodes": [{
-            "hostname": format!("$HOST:{}", context.cluster.admin_port()),
-            "status": "healthy",
-            "clusterMembership": "active",
-            "version": crate::boot::VERSION,
-            "services": ["kv"],
-            "ports": { "direct": context.cluster.kv_port() },
-            "thisNode": true,
-        }],
+        "clusterName": "",
+        "balanced": true,
+        "rebalanceStatus": "none",
+        "nodes": [this_node(&context)],
         "buckets": { "uri": "/pools/default/buckets" },
+        "bucketNames": names.collect::<Vec<_>>(),
         "nodeServicesUri": "/pools/default/nodeServices",
     }))
+}
+
+/// This node, with every key that SDKs insist on: some end the whole process over a missing one.
+pub(super) fn this_node(context: &Context) -> Value {
+    json!({
+        "hostname": format!("$HOST:{}", context.cluster.admin_port()),
+        "otpNode": "ns_1@$HOST",
+        "nodeUUID": context.node_uuid,
+        "os": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+        "version": crate::boot::VERSION,
+        "status": "healthy",
+        "clusterMembership": "active",
+        "thisNode": true,
+        "services": ["kv"],
+        "ports": { "direct": context.cluster.kv_port() },
+    })
 }
 
 /// The same document that GET_CLUSTER_CONFIG gives.
 async fn terse(State(context): Shared, Path(bucket): Path<String>) -> Response {
     match context.engine.bucket(&bucket) {
-        Some(bucket) => config(&context.cluster.bucket_config(&BucketShape::of(bucket.spec())).1),
+        Some(bucket) => config(&context.cluster.bucket_config(&BucketShape::of(&bucket.spec())).1),
         None => (StatusCode::NOT_FOUND, "Requested resource not found.").into_response(),
     }
 }

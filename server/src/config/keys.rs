@@ -11,6 +11,9 @@ use Applies::{Live, Restart};
 
 use super::Config;
 
+/// Holds the largest document with its key and its vBucket's record.
+const SEGMENT_BYTES_MIN: u64 = 32 << 20;
+
 /// One configuration key.
 pub struct Key {
     /// As written in `--set` and, with its dots as tables, in `settee.toml`.
@@ -208,11 +211,64 @@ pub static KEYS: &[Key] = &[
         set: |c, v| number(v, 4096, 1 << 30).map(|n| c.batch_bytes_max = n as usize),
     },
     Key {
+        name: "persist.commit_log",
+        default: "on",
+        applies: Restart,
+        doc: "on: a durable write is answered once it is in a log that all vBuckets share, and goes to its vBucket's file later. off: once \
+              it is in the file, each of which is synced by itself; the log is emptied at start and not used.",
+        set: |c, v| one_of(v, [("on", true), ("off", false)]).map(|on| c.commit_log = on),
+    },
+    Key {
+        name: "persist.file_cache.files_max",
+        default: "4096",
+        applies: Live,
+        doc: "vBucket files kept open for their next use; 0: none. Reduced to what the limit of open files leaves, unless it is set: then the \
+              server refuses to start with less. Too low shows as file_cache_reopens growing as fast as flushes.",
+        set: |c, v| number(v, 0, 1_000_000).map(|n| c.files_max = Wish::Asked(n as u32)),
+    },
+    Key {
+        name: "persist.filing_age_s_max",
+        default: "10",
+        applies: Restart,
+        doc: "A change that is in the commit log goes to its vBucket's file when it is so many seconds old. Longer: larger batches, fewer \
+              bytes written, more to file after a crash.",
+        set: |c, v| number(v, 1, 3600).map(|n| c.filing_age_s_max = n as u32),
+    },
+    Key {
+        name: "persist.filing_bytes_max",
+        default: "268435456",
+        applies: Restart,
+        doc: "A bucket's oldest changes go to files sooner once those only in the commit log hold so many bytes of memory, or a quarter of \
+              its quota.",
+        set: |c, v| number(v, 1 << 20, 1 << 40).map(|n| c.filing_bytes_max = n),
+    },
+    Key {
         name: "persist.format",
         default: "13",
         applies: Restart,
         doc: "couchstore version of files made from now on: 13, which released tools read, or 14.",
         set: |c, v| one_of(v, [("13", 13), ("14", 14)]).map(|n| c.file_format = n),
+    },
+    Key {
+        name: "persist.log_bytes_max",
+        default: "1073741824",
+        applies: Restart,
+        doc: "Most bytes of the commit log's files together, at least three segments. Bounds what a start after a crash has to file first. \
+              When all of it is in use, writes are refused with a temporary failure until some is filed.",
+        set: |c, v| number(v, 3 * SEGMENT_BYTES_MIN, 1 << 42).map(|n| c.log_bytes_max = n),
+    },
+    Key {
+        name: "persist.log_segment_bytes",
+        default: "67108864",
+        applies: Restart,
+        doc: "Bytes of each file of the commit log, a multiple of 4096. The largest document must fit.",
+        set: |c, v| match number(v, SEGMENT_BYTES_MIN, 1 << 30) {
+            Ok(n) if n % 4096 == 0 => {
+                c.log_segment_bytes = n;
+                Ok(())
+            }
+            _ => Err(format!("a multiple of 4096 from {SEGMENT_BYTES_MIN} to {}", 1 << 30)),
+        },
     },
     Key {
         name: "persist.readers",
@@ -242,6 +298,14 @@ pub static KEYS: &[Key] = &[
         applies: Restart,
         doc: "Name of the user that is made at the first start.",
         set: |c, v| user_name(v).map(|v| c.user = v),
+    },
+    Key {
+        name: "warm_up.grace_ms",
+        default: "500",
+        applies: Restart,
+        doc: "How long a start may read what is in the files before it serves them, in milliseconds: damage found by then stops it. 0: none \
+              of it. The rest is loaded while clients are served, and what turns out damaged is answered with an error.",
+        set: |c, v| number(v, 0, 86_400_000).map(|n| c.warm_up_grace_ms = n as u32),
     },
 ];
 
@@ -381,6 +445,9 @@ mod tests {
             ("bucket.name", "a/b", "a bucket name"),
             ("bucket.name", "..", "a bucket name"),
             ("log.level", "=,=", "error, warn"),
+            ("persist.commit_log", "true", "on or off"),
+            ("persist.file_cache.files_max", "-1", "a whole number from 0 to 1000000"),
+            ("persist.log_segment_bytes", "33554433", "a multiple of 4096 from 33554432 to 1073741824"),
         ] {
             let error = (find(key).unwrap().set)(&mut config, value).unwrap_err();
             assert!(error.contains(expected), "{key}={value}: {error}");

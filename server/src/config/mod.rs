@@ -21,15 +21,22 @@ pub struct Config {
     pub bucket_quota_bytes: u64,
     pub bucket_replicas: u8,
     pub bucket_vbuckets: u16,
+    pub commit_log: bool,
     pub connections_max: Wish,
     pub data_dir: PathBuf,
     pub durability_timeout_ms: u32,
     pub file_format: u8,
+    pub files_max: Wish,
+    pub filing_age_s_max: u32,
+    pub filing_bytes_max: u64,
     pub kv_listen: SocketAddr,
+    pub log_bytes_max: u64,
     pub log_level: String,
+    pub log_segment_bytes: u64,
     pub open_bucket: String,
     pub open_bucket_anywhere: bool,
     pub pager_interval_s: u32,
+    pub warm_up_grace_ms: u32,
     pub password_file: String,
     pub readers: usize,
     pub recovery: bool,
@@ -70,15 +77,22 @@ impl Config {
             bucket_quota_bytes: 0,
             bucket_replicas: 0,
             bucket_vbuckets: 0,
+            commit_log: false,
             connections_max: Wish::Default(0),
             data_dir: PathBuf::new(),
             durability_timeout_ms: 0,
             file_format: 0,
+            files_max: Wish::Default(0),
+            filing_age_s_max: 0,
+            filing_bytes_max: 0,
             kv_listen: nowhere,
+            log_bytes_max: 0,
             log_level: String::new(),
+            log_segment_bytes: 0,
             open_bucket: String::new(),
             open_bucket_anywhere: false,
             pager_interval_s: 0,
+            warm_up_grace_ms: 0,
             password_file: String::new(),
             readers: 0,
             recovery: false,
@@ -92,9 +106,9 @@ impl Config {
             (key.set)(&mut config, key.default).expect("a default fits its key");
             config.texts.insert(key.name, key.default.to_owned());
         }
-        // Nobody asked for it, so less will do.
-        if let Wish::Asked(n) = config.connections_max {
-            config.connections_max = Wish::Default(n);
+        // Nobody asked for them, so less will do.
+        for wish in [&mut config.connections_max, &mut config.files_max] {
+            *wish = Wish::Default(wish.number());
         }
         config
     }
@@ -161,6 +175,14 @@ impl Config {
                 self.kv_listen, self.open_bucket
             )));
         }
+        let (least, given) = (3 * self.log_segment_bytes, self.log_bytes_max);
+        if given < least {
+            return Err(ConfigError::Conflict(format!(
+                "persist.log_bytes_max = {given} is fewer than three segments of persist.log_segment_bytes = {}: give at least \
+                 {least}, or smaller segments",
+                self.log_segment_bytes
+            )));
+        }
         Ok(())
     }
 }
@@ -219,6 +241,14 @@ mod tests {
     fn an_unknown_key_is_named_with_the_one_that_was_meant() {
         let error = load("[bucket]\nreplica = 1\n", &[]).unwrap_err().to_string();
         assert!(error.contains("unknown key \"bucket.replica\"; did you mean \"bucket.replicas\"?"), "{error}");
+    }
+
+    #[test]
+    fn a_log_of_fewer_than_three_segments_is_refused() {
+        let segments = |n: u64| [Setting::new("--set", "persist.log_bytes_max", (n << 26).to_string())];
+        let error = load("", &segments(2)).unwrap_err().to_string();
+        assert!(error.contains("give at least 201326592"), "{error}");
+        assert!(load("", &segments(3)).is_ok());
     }
 
     #[test]

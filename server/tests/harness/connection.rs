@@ -204,6 +204,11 @@ impl Connection {
     }
 
     /// Every line of a STAT group.
+    pub fn add(&mut self, vbucket: u16, key: &str, value: &[u8]) -> io::Result<Reply> {
+        let (key, extras) = (key.as_bytes(), &[0; 8]);
+        self.call(&RequestFrame { vbucket, key, extras, value, ..RequestFrame::new(Opcode::Add) })
+    }
+
     pub fn stats(&mut self, group: &str) -> io::Result<Vec<(String, String)>> {
         self.send(&RequestFrame { key: group.as_bytes(), ..RequestFrame::new(Opcode::Stat) })?;
         let mut lines = Vec::new();
