@@ -88,6 +88,7 @@ impl BucketStore {
             return Err(StoreError::BadSpec { bucket: spec.name, what });
         }
         spec.save(&*self.home.shared.env.storage, &self.home.dir)?;
+        *self.home.trigger.write() = spec.compaction;
         *self.spec.write() = Arc::new(spec);
         Ok(())
     }

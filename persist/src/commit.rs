@@ -110,7 +110,11 @@ fn write(
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();
     let outcome = out.commit(clock.unix_ns()).map_err(|e| failed(vb, e))?;
-    COMMITS.record(clock.monotonic().saturating_sub(begun));
+    let took = clock.monotonic().saturating_sub(begun);
+    COMMITS.record(took);
+    if !vb.home.shared.is_logged() {
+        vb.home.shared.governor.foreground(took);
+    }
     let header = outcome.header;
     debug_assert!(batch.is_empty() || header.update_seq == batch.last.0);
     Ok(Committed {

@@ -37,6 +37,13 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();
     let logger = vb.home.shared.logger().filter(|logger| logger.takes());
+    if let Some(logger) = logger
+        && !logger.wants_room()
+        && let Some(pause) = vb.home.shared.governor.pause()
+    {
+        // Nobody waits for it, as long as the log has room.
+        return Outcome::Retry(begun + pause);
+    }
     let Some(slice) = what_to_flush(vb, &attached, logger.is_some()) else { return Outcome::Done };
     let batch = Batch::of(&slice);
     if batch.is_empty() && vb.committed().is_some_and(|c| c.facts.record == *slice.record) {
@@ -85,6 +92,11 @@ fn what_to_flush(vb: &Vb, attached: &Attached, is_logged: bool) -> Option<Slice>
 
 fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed: Committed) {
     let recovered = vb.failures() > 0;
+    let grown = committed.file_bytes.saturating_sub(vb.committed().map_or(0, |before| before.file_bytes));
+    vb.home.shared.governor.grew(grown);
+    if vb.home.shared.is_logged() {
+        vb.home.shared.governor.spent(grown);
+    }
     // Before the marks: whoever sees them may ask the file.
     vb.set_committed(committed);
     attached.recorded.store(slice.record_version, Ordering::Release);

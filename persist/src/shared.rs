@@ -122,6 +122,11 @@ impl Shared {
         }
     }
 
+    /// What clients wait for is a sync of the log, not of a file.
+    pub fn is_logged(&self) -> bool {
+        self.logger().is_some_and(Logger::takes)
+    }
+
     /// Asks for a flush to the vBucket's file.
     pub fn file(&self, vb: &Arc<Vb>, urgency: Urgency) {
         if self.flushes.push(vb, urgency) {

@@ -10,7 +10,7 @@ use commit_log::LogStats;
 use env::Env;
 use governor::Governor;
 use scheduler::Pools;
-use types::rank::{Mutex, Rank};
+use types::rank::{Mutex, Rank, RwLock};
 use types::{BucketUuid, VbId};
 
 use crate::Options;
@@ -374,6 +374,7 @@ fn assemble(
         counters: BucketCounters::default(),
         gone: AtomicBool::new(false),
         unfiled_bytes: AtomicU64::new(0),
+        trigger: RwLock::ranked(Rank::CommitQueue, spec.compaction),
         unfiled_bytes_max: log_options.map_or(u64::MAX, |options| options.unfiled_bytes_max.min(spec.quota_bytes / 4)),
     });
     let vbs = (0..spec.vbuckets).map(|id| {

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use changelog::{Changelog, Cursor};
 use couchstore::{Couch, Mode, Snapshot};
 use env::{File, OpenMode};
-use types::rank::{Mutex, Rank};
+use types::rank::{Mutex, Rank, RwLock};
 use types::{BucketUuid, Item, KeyBuf, Seqno, VbId};
 
-use crate::compaction::Gate;
+use crate::compaction::{Gate, Trigger};
 use crate::error::StoreError;
 use crate::facts::VbFacts;
 use crate::file_cache::Place;
@@ -42,6 +42,8 @@ pub(crate) struct Home {
     /// Changes in the commit log whose filing nobody has begun, in bytes of memory, and how many may be.
     pub unfiled_bytes: AtomicU64,
     pub unfiled_bytes_max: u64,
+    /// When files are compacted; `None`: as the store says.
+    pub trigger: RwLock<Option<Trigger>>,
 }
 
 /// The last commit that is known to outlive power loss. Reads start at `header_at`, so what a later commit left behind

@@ -66,6 +66,7 @@ fn spec(name: &str) -> BucketSpec {
         flush_enabled: false,
         eviction: persist::Eviction::Value,
         rules: persist::WriteRules::default(),
+        compaction: None,
     }
 }
 

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Context, Next, PoolKind, Pools, Task};
+use serde::{Deserialize, Serialize};
 use types::rank::{Mutex, Rank, RwLock};
 
 use crate::error::StoreError;
@@ -44,7 +45,8 @@ pub const COMPACTIONS_MAX: usize = 16;
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(30);
 
 /// When a vBucket's file is compacted without being asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Trigger {
     /// Of the file, what is garbage. 0: never for this reason.
     pub garbage_percent: u8,
@@ -173,7 +175,7 @@ impl Compactor {
 
     /// Looks whether a vBucket's file has too much garbage by now.
     pub fn consider(&self, vb: &Arc<Vb>) {
-        let trigger = self.settings().trigger;
+        let trigger = vb.home.trigger.read().unwrap_or_else(|| self.settings().trigger);
         let Some(committed) = vb.committed() else { return };
         if !trigger.fires(committed.file_bytes, committed.live_bytes) || vb.gate.is_resting(vb.now()) {
             return;

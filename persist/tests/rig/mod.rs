@@ -36,6 +36,7 @@ pub fn spec() -> BucketSpec {
         flush_enabled: false,
         eviction: persist::Eviction::default(),
         rules: persist::WriteRules::default(),
+        compaction: None,
     }
 }
 
