@@ -6,8 +6,9 @@ mod rig;
 use std::path::Path;
 use std::time::Duration;
 
+use env::Clock;
 use env::sim::{self, Fate, Fault, FaultPlan, Op, Rule, Sim, cut_everywhere};
-use persist::{CompactionOptions, Options, Purge, StoreError, Trigger};
+use persist::{CompactionOptions, Limits, Options, Purge, StoreError, Trigger};
 use proptest::prelude::*;
 use rig::{BUCKET, DATA, History, MODES, Mode, Node, Seed, VBS, assert_holds, assert_node_holds, file, work_on};
 use types::{Item, KeyBuf, Kind, Level, VbId};
@@ -424,6 +425,44 @@ fn expired_documents_are_reported_and_left_to_who_knows_the_newest_version() {
     answer.report();
     assert_eq!(node.expired(), [b"old"]);
     assert_eq!(get(&node, "old").unwrap(), b"v");
+}
+
+/// The governor: while clients wait for slow syncs, a compaction waits too and says why; it goes on at the floor's rate at
+/// least, and as fast as it can once nobody waits.
+#[test]
+fn a_compaction_is_slowed_by_what_clients_feel_and_says_so() {
+    let (_, node, mut history) = node_with_garbage(Mode::Logged, 73);
+    (0..2000).for_each(|n| drop(set(&node, &mut history, &format!("n{n}"), &[7; 1000])));
+    node.file_all();
+    let floor_bytes_per_s = 64 << 10;
+    let governor = node.store.governor();
+    governor.set_limits(Limits { latency_budget: Some(Duration::from_millis(5)), floor_bytes_per_s });
+    node.store.set_compaction(CompactionOptions::default());
+    let slow_sync = || governor.foreground(Duration::from_millis(50));
+    let ms = Duration::from_millis(1);
+    for _ in 0..2000 {
+        slow_sync();
+        node.clock.advance(ms);
+    }
+    let answer = node.compact(0, Purge::default());
+    let mut waited_ms = 0;
+    while answer.get().is_none() {
+        slow_sync();
+        node.stepper.advance(ms);
+        waited_ms += 1;
+        if let Some(running) = node.store.compactions().0.first().filter(|_| waited_ms > 500) {
+            assert_eq!(running.held, persist::Held::AtFloor);
+            assert!(running.bytes_per_s <= floor_bytes_per_s * 3 && running.percent() < 100, "{running:?}");
+        }
+        assert!(waited_ms < 20_000, "the floor lets it end");
+    }
+    assert!(waited_ms > 1000, "so much at 64 KiB/s takes more than {waited_ms} ms");
+    node.stepper.advance(Duration::from_secs(1));
+    let began = node.clock.monotonic();
+    let answer = node.compact(0, Purge::default());
+    node.run();
+    answer.report();
+    assert_eq!(node.clock.monotonic(), began, "nobody waits, nothing is held back");
 }
 
 /// Garbage starts a compaction by itself; afterwards there is none, so it does not start again.

@@ -102,7 +102,8 @@ pub(super) struct Follower {
     facts: VbFacts,
     left_out: LeftOut,
     round: Option<Round>,
-    pub rounds: u32,
+    rounds: u32,
+    was_close: bool,
     held_off: Option<HeldOff>,
     claimed: Option<Claimed>,
 }
@@ -143,16 +144,31 @@ impl Follower {
         left_out: LeftOut,
     ) -> Follower {
         let vb = Arc::clone(vb);
-        Follower { vb, target, couch, upto, facts, left_out, round: None, rounds: 0, held_off: None, claimed: None }
+        Follower {
+            vb,
+            target,
+            couch,
+            upto,
+            facts,
+            left_out,
+            round: None,
+            rounds: 0,
+            was_close: false,
+            held_off: None,
+            claimed: None,
+        }
     }
 
     /// One step of a round. The last one: what is left is little enough for [`Follower::end`].
     pub fn follow_some(&mut self) -> Result<Piece, StoreError> {
         if self.round.is_none() {
             let (goal, file) = self.look()?;
-            if self.is_close(&goal, &file)? {
+            let is_close = self.is_close(&goal, &file)?;
+            if goal.header_at == self.upto.header_at || (is_close && self.was_close) {
                 return Ok(Piece { is_last: true, ..Piece::default() });
             }
+            // What is little is copied once more while others write, so that still less is left for the end.
+            self.was_close = is_close;
             self.begin(goal, file)?;
         }
         self.replay_some()

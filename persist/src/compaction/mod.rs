@@ -175,7 +175,8 @@ impl Compactor {
 
     /// Looks whether a vBucket's file has too much garbage by now.
     pub fn consider(&self, vb: &Arc<Vb>) {
-        let trigger = vb.home.trigger.read().unwrap_or_else(|| self.settings().trigger);
+        let own = *vb.home.trigger.read();
+        let trigger = own.unwrap_or_else(|| self.settings().trigger);
         let Some(committed) = vb.committed() else { return };
         if !trigger.fires(committed.file_bytes, committed.live_bytes) || vb.gate.is_resting(vb.now()) {
             return;
