@@ -25,6 +25,7 @@ mod names;
 mod queue;
 mod recovery;
 mod replay;
+mod reserve;
 mod shared;
 mod spec;
 pub mod stats;
@@ -37,7 +38,7 @@ mod vb;
 use std::time::Duration;
 
 pub use bucket::{BucketStore, RecoveredVb, WarmUp};
-pub use commit_log::{Driver as LogDriver, LogStats};
+pub use commit_log::{Driver as LogDriver, Inspection as LogInspection, LogStats};
 pub use compaction::{
     COMPACTIONS_MAX, CompactionDone, CompactionOptions, CompactionProgress, CompactionReport, Phase, Purge, Trigger,
 };
@@ -50,6 +51,11 @@ pub use spec::{BucketSpec, Compression, Eviction, WriteRules};
 pub use stats::BucketStoreStats;
 pub use store::{Drained, Store};
 pub use vb::Nudge;
+
+/// What is in a commit log's directory, which no server is using. Changes nothing.
+pub fn inspect_log(env: &env::Env, dir: &std::path::Path) -> Result<LogInspection, StoreError> {
+    commit_log::inspect(env, dir).map_err(StoreError::log)
+}
 
 /// How a store uses its commit log.
 #[derive(Clone, Debug)]
@@ -100,6 +106,8 @@ pub struct Options {
     pub commit_log: Option<LogOptions>,
     pub compaction: CompactionOptions,
     pub governor: Limits,
+    /// Disk space kept back for when there is none left; 0: none.
+    pub reserve_bytes: u64,
     /// Go back to the newest readable commit of damaged files, as another history, instead of refusing to open.
     pub recovery: bool,
 }
@@ -115,6 +123,7 @@ impl Default for Options {
             commit_log: None,
             compaction: CompactionOptions::default(),
             governor: Limits::default(),
+            reserve_bytes: 0,
             recovery: false,
         }
     }

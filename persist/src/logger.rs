@@ -300,12 +300,21 @@ impl Observer for Ear {
     }
 
     fn room(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.reserve.may_have_space();
+        }
         self.with(Logger::has_room);
     }
 
     fn synced(&self, took: Duration) {
         if let Some(shared) = self.0.upgrade() {
             shared.governor.foreground(took);
+        }
+    }
+
+    fn disk_full(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.reserve.write_failed();
         }
     }
 }

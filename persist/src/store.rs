@@ -27,7 +27,7 @@ use crate::shared::Shared;
 use crate::spec::{BucketSpec, replace_file};
 use crate::stats::BucketCounters;
 use crate::sync::sync_files;
-use crate::vb::{Home, Vb};
+use crate::vb::{Attached, Home, Vb};
 
 /// A shutdown goes on without a vBucket whose flush has failed this often since it began.
 const DRAIN_FAILURES_MAX: u32 = 4;
@@ -71,12 +71,13 @@ impl Store {
         let clean = data_dir.join(CLEAN_FILE);
         let was_clean = is_new || storage.exists(&clean).map_err(StoreError::io("look for", &clean))?;
         env::create_dir_durable(storage, &root).map_err(StoreError::io("create directory", &root))?;
-        // The data directory's own entry: whoever made it may not have synced it.
-        if let Some(parent) = data_dir.parent().filter(|parent| is_new && !parent.as_os_str().is_empty()) {
+        // The data directory's own entry: whoever made it may not have synced it, nor a first start that failed.
+        let in_doubt = is_new || !was_clean;
+        if let Some(parent) = data_dir.parent().filter(|parent| in_doubt && !parent.as_os_str().is_empty()) {
             storage.sync_dir(parent).map_err(StoreError::io("sync directory", parent))?;
         }
 
-        let shared = Shared::start(env, pools, options);
+        let shared = Shared::start(env, pools, data_dir, options);
         let mut damages = Vec::new();
         let mut files = Vec::new();
         let mut buckets = BTreeMap::new();
@@ -116,8 +117,6 @@ impl Store {
             sync_files(env, pools, files)?;
         }
         storage.sync_dir(&root).map_err(StoreError::io("sync directory", &root))?;
-        crate::vb::remove_if_there(storage, &clean)?;
-        storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
         let open = |slot: &Slot| match slot {
             Slot::Open(bucket) => Some((bucket.spec().uuid, Arc::from(bucket.vbs()))),
             Slot::Busy => None,
@@ -125,6 +124,8 @@ impl Store {
         let homes: HashMap<_, Arc<[Arc<Vb>]>> = buckets.values().filter_map(open).collect();
         let log = open_log(&shared, pools, data_dir, &homes, was_clean)?;
         // From here on the files have everything that was ever acknowledged.
+        crate::vb::remove_if_there(storage, &clean)?;
+        storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
         if let (Some(log), Some(options)) = (log, &shared.options.commit_log) {
             shared.set_logger(pools, log, options).map_err(StoreError::log)?;
         }
@@ -147,9 +148,9 @@ impl Store {
         self.was_clean
     }
 
-    /// The last write failed for lack of space, and none has succeeded since.
+    /// A write failed for lack of space, and what is kept back for that case has not been had again since.
     pub fn disk_full(&self) -> bool {
-        self.shared.disk_full.load(Ordering::Acquire)
+        self.shared.reserve.is_full()
     }
 
     /// How many vBucket files are kept open for their next use, from now on: 0 is none. See [`FileCache::set_files_max`].
@@ -282,7 +283,7 @@ impl Store {
             logger.remove(bucket.spec().uuid);
         }
         // If it was this bucket that found the disk full, nobody would find out that it no longer is.
-        self.shared.disk_full.store(false, Ordering::Release);
+        self.shared.reserve.may_have_space();
         let removed = self.remove_dir(&bucket.spec());
         if let (Ok(()), Some(logger)) = (&removed, self.shared.logger()) {
             logger.forget(bucket.spec().uuid);
@@ -334,8 +335,9 @@ impl Store {
                 let gives_up =
                     || vb.ticket.is_waiting() && vb.failures() >= failures_before.saturating_add(DRAIN_FAILURES_MAX);
                 self.shared.wait_until(|| gives_up() || !(vb.ticket.is_busy() || vb.ticket.is_waiting()));
-                let is_behind = vb.attached().is_some_and(|a| a.log.marks.high() > a.log.marks.filed());
-                if is_behind || vb.is_dirty() {
+                // A poisoned one too: what it could not write would be missed by whoever takes the stop for a clean one.
+                let is_behind = |a: Arc<Attached>| a.log.marks.high() > a.log.marks.filed() || vb.wants_record(&a);
+                if vb.attached().is_some_and(is_behind) {
                     left.push((bucket.spec().name.clone(), vb.id));
                 }
             }

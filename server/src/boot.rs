@@ -263,6 +263,7 @@ fn store_options(config: &Config) -> persist::Options {
         recovery: config.recovery,
         compaction: config.compaction,
         governor: config.disk,
+        reserve_bytes: config.reserve_bytes,
         ..persist::Options::default()
     }
 }

@@ -111,6 +111,18 @@ impl Process {
         emit("background_floor_bytes_per_s", &reading.floor_bytes_per_s.to_string());
     }
 
+    /// The configuration, as memcached's tools call it, and what they look for there under names they know.
+    fn settings(&self, emit: &mut dyn FnMut(&str, &str)) {
+        self.seen.in_effect.emit(emit);
+        let classes = self.seen.ledger.stats().classes;
+        let clients = classes.iter().find(|class| class.class == limits::Class::Connections);
+        emit("maxconns", &clients.map_or(0, |class| class.capacity).to_string());
+        emit("verbosity", "0");
+        emit("binding_protocol", "binary");
+        emit("item_size_max", &engine::VALUE_BYTES_MAX.to_string());
+        emit("cas_enabled", "yes");
+    }
+
     /// The sum, then a line a class.
     fn limits(&self, emit: &mut dyn FnMut(&str, &str)) {
         let stats = self.seen.ledger.stats();
@@ -134,8 +146,8 @@ impl StatProvider for Process {
             "scheduler" | "tasks" => self.scheduler(emit),
             "limits" => self.limits(emit),
             "compaction" => self.compaction(emit),
-            // "settings" is what memcached's tools call it.
-            "config" | "settings" => self.seen.in_effect.emit(emit),
+            "config" => self.seen.in_effect.emit(emit),
+            "settings" => self.settings(emit),
             "uuid" => emit("uuid", &self.seen.node_uuid),
             _ => return false,
         }

@@ -85,7 +85,9 @@ impl Mode {
         });
         // So small that many things can happen between two steps of a compaction.
         let compaction = CompactionOptions { piece_bytes_max: 64, sync_every: 4096, ..CompactionOptions::default() };
-        Options { files_max, commit_log, compaction, ..Options::default() }
+        // Some with space kept back, some without.
+        let reserve_bytes = if matches!(self, Mode::Kept | Mode::Recycling) { 64 << 10 } else { 0 };
+        Options { files_max, commit_log, compaction, reserve_bytes, ..Options::default() }
     }
 
     pub fn is_logged(self) -> bool {
