@@ -133,6 +133,11 @@ pub fn whole(value: &Value) -> String {
     value.as_f64().map_or_else(String::new, |n| format!("{n:.0}"))
 }
 
+/// With one digit behind the point.
+pub fn tenth(value: &Value) -> String {
+    value.as_f64().map_or_else(String::new, |n| format!("{n:.1}"))
+}
+
 /// Microseconds, with a unit that fits.
 pub fn us(value: &Value) -> String {
     value.as_f64().map_or_else(String::new, show_us)

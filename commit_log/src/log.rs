@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use changelog::VbRecord;
 use env::Env;
@@ -52,6 +53,8 @@ pub trait Observer: Send + Sync {
     fn poisoned(&self, reason: &str);
     /// There is room again after [`LogError::Full`].
     fn room(&self) {}
+    /// A write took so long to become durable. Somebody waits for most of them.
+    fn synced(&self, _took: Duration) {}
     /// The disk is full. Told again and again as long as the log needs space.
     fn disk_full(&self) {}
 }
@@ -307,7 +310,11 @@ impl Log {
             }
             let began = self.env.clock.monotonic();
             let written = writer.write(count, bytes)?;
-            stats::SYNCS.record(self.env.clock.monotonic().saturating_sub(began));
+            let took = self.env.clock.monotonic().saturating_sub(began);
+            stats::SYNCS.record(took);
+            if let Some(observer) = self.observer.get() {
+                observer.synced(took);
+            }
             stats::BATCH_BYTES.record(std::time::Duration::from_micros(written.bytes as u64));
             stats::BATCH_RECORDS.record(std::time::Duration::from_micros(written.records as u64));
             stats::BYTES.add(written.bytes as u64);

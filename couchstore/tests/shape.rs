@@ -302,3 +302,36 @@ fn a_copy_splits_as_the_originals_does_and_can_be_written_to() {
         assert_eq!((couch.header().update_seq, couch.header().purge_seq, couch.header().doc_count()), (7, 3, 0));
     }
 }
+
+/// Whatever the original library has written, compacted by us, has the same documents and passes every check.
+#[test]
+fn a_file_compacted_offline_has_the_same_content_and_one_commit() {
+    let (env, sim) = env::sim::env(1);
+    let names = ["d-multi-commit-v13.couch", "c-deletes-local-v13.couch", "e-compacted-v13.couch"];
+    for name in names {
+        let (from, to) = (Path::new("/").join(name), Path::new("/").join(format!("{name}.new")));
+        sim.storage.write_file(&from, &fixture(name)).unwrap();
+        couchstore::compact(&env.storage, &from, &to, Mode::Strict).unwrap();
+        let open = |path: &Path| couchstore::inspect::open(&*env.storage, path, Mode::Strict).unwrap();
+        let dump = |path: &Path| {
+            let mut lines = Vec::new();
+            let _ = couchstore::inspect::dump(&open(path), |line| {
+                lines.push(line.to_string());
+                ControlFlow::Continue(())
+            });
+            (lines, open(path).locals().unwrap())
+        };
+        assert_eq!(dump(&from), dump(&to), "{name}");
+        assert_eq!(open(&to).headers(Mode::Strict).unwrap().len(), 1);
+        let file = env.storage.open(&to, env::OpenMode::Read).unwrap();
+        assert!(check(file, &to, Depth::All).unwrap().is_whole());
+        assert!(couchstore::compact(&env.storage, &from, &to, Mode::Strict).is_err(), "it does not overwrite");
+        assert_eq!(dump(&from), dump(&to), "and leaves what is there");
+    }
+    let damaged = fixture(names[0]);
+    sim.storage.write_file("/damaged", &damaged[..damaged.len() / 2]).unwrap();
+    let (from, to) = (Path::new("/damaged"), Path::new("/none"));
+    if couchstore::compact(&env.storage, from, to, Mode::Strict).is_err() {
+        assert!(!env.storage.exists(to).unwrap());
+    }
+}

@@ -45,6 +45,7 @@ fn main() {
         flush_enabled: false,
         eviction,
         rules: persist::WriteRules::default(),
+        compaction: None,
     };
     let bucket = engine.create_bucket(spec).expect("a bucket");
     let resident = || env::os::resident_bytes().expect("Linux");

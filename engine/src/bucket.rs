@@ -77,6 +77,14 @@ impl Nudge for MarksMoved {
             bucket.marks_moved(vb);
         }
     }
+
+    fn expired(&self, vb: VbId, keys: Vec<KeyBuf>) {
+        let Some(bucket) = self.0.upgrade() else { return };
+        let vb = &bucket.vbuckets[usize::from(vb.0)];
+        if vb.state() == VbState::Active {
+            keys.iter().for_each(|key| bucket.expire(vb, key.as_key()));
+        }
+    }
 }
 
 impl Bucket {

@@ -331,6 +331,9 @@ impl Bucket {
             ("fetched", stats.fetched.to_string()),
             ("failure_get", stats.fetch_failures.to_string()),
             ("file_bytes", stats.file_bytes.to_string()),
+            ("live_bytes", stats.live_bytes.to_string()),
+            ("compactions", stats.compactions.to_string()),
+            ("compaction_failures", stats.compaction_failures.to_string()),
             ("disk_full", stats.disk_full.to_string()),
         ]
         .map(|(name, value)| (format!("rw_0:{name}"), value))

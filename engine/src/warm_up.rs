@@ -351,6 +351,7 @@ mod tests {
             flush_enabled: true,
             eviction,
             rules: persist::WriteRules::default(),
+            compaction: None,
         };
         let bucket = engine.bucket("b").unwrap_or_else(|| engine.create_bucket(spec).expect("a new one"));
         (pools, engine, bucket)

@@ -3,9 +3,11 @@
 //! The one module that may be unsafe: a few system calls have no wrapper in std.
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -176,6 +178,15 @@ impl Storage for OsStorage {
     }
     fn exists(&self, path: &Path) -> io::Result<bool> {
         path.try_exists()
+    }
+    fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>> {
+        let path = CString::new(path.as_os_str().as_bytes())?;
+        let mut found = MaybeUninit::<libc::statvfs>::zeroed();
+        // SAFETY: `path` ends with a zero and `found` is room for a whole statvfs; both are ours for the length of the call.
+        check(unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) })?;
+        // SAFETY: a statvfs is integers only, so the zeros it began with were already a valid value.
+        let found = unsafe { found.assume_init() };
+        Ok(Some(found.f_bavail.saturating_mul(found.f_frsize)))
     }
 }
 

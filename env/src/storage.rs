@@ -51,6 +51,10 @@ pub trait Storage: Send + Sync {
     /// Makes creations, renames and removals directly inside `path` outlive power loss.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
     fn exists(&self, path: &Path) -> io::Result<bool>;
+    /// How much more can be written to the file system that holds `path`, in bytes. `None`: nobody knows.
+    fn free_bytes(&self, _path: &Path) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
 }
 
 /// Fills `buf` from `at`, going on after short reads and interruptions. A file that ends inside `buf` is

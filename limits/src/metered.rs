@@ -90,6 +90,9 @@ impl Storage for Metered {
     fn exists(&self, path: &Path) -> io::Result<bool> {
         self.inner.exists(path)
     }
+    fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>> {
+        self.inner.free_bytes(path)
+    }
 }
 
 impl File for MeteredFile {

@@ -146,6 +146,7 @@ fn run(dir: &Path, way: &str, writers: usize, size: &Size) -> Run {
         flush_enabled: false,
         eviction: persist::Eviction::Value,
         rules: persist::WriteRules::default(),
+        compaction: None,
     };
     let bucket = store.create_bucket(spec).unwrap();
     let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(7), seqno: Seqno(0) });

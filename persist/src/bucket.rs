@@ -11,6 +11,7 @@ use types::rank::{Rank, RwLock};
 use types::{Cas, DocKey, Item, Kind, Meta, RevSeqno, Seqno, VbId};
 
 use crate::batch::PREPARE_PREFIX;
+use crate::compaction::{CompactionDone, Purge};
 use crate::error::{Damage, Damages, StoreError};
 use crate::names;
 use crate::queue::Urgency;
@@ -87,6 +88,7 @@ impl BucketStore {
             return Err(StoreError::BadSpec { bucket: spec.name, what });
         }
         spec.save(&*self.home.shared.env.storage, &self.home.dir)?;
+        *self.home.trigger.write() = spec.compaction;
         *self.spec.write() = Arc::new(spec);
         Ok(())
     }
@@ -114,23 +116,24 @@ impl BucketStore {
         each: &mut dyn FnMut(Item),
     ) -> Result<Option<RecoveredVb>, StoreError> {
         let vb = self.vb(vb);
-        let Some(committed) = vb.committed() else { return Ok(None) };
-        self.warm_up_from(vb, &committed, options, want_value, each).map_err(|error| vb.as_damage(error, &committed))
+        let Some((committed, file)) = vb.reading()? else { return Ok(None) };
+        let warmed = self.warm_up_from(vb, &committed, &file, options, want_value, each);
+        warmed.map_err(|error| vb.as_damage(error, &committed))
     }
 
     fn warm_up_from(
         &self,
         vb: &Vb,
         committed: &Committed,
+        file: &Snapshot,
         options: WarmUp,
         want_value: &mut dyn FnMut(&Meta, usize) -> bool,
         each: &mut dyn FnMut(Item),
     ) -> Result<Option<RecoveredVb>, StoreError> {
-        let file = vb.snapshot(committed)?;
         let completed = committed.facts.completed;
         let mut failed = None;
         let walked = file.changes_since(0, |info| {
-            match warm_item(vb, &file, &info, options, completed, want_value) {
+            match warm_item(vb, file, &info, options, completed, want_value) {
                 Ok(None) => {}
                 Ok(Some(item)) => each(item),
                 Err(error) => {
@@ -163,12 +166,11 @@ impl BucketStore {
     /// of the file as was written since the first of them.
     pub fn open_prepares(&self, vb: VbId) -> Result<Vec<Item>, StoreError> {
         let vb = self.vb(vb);
-        let Some(committed) = vb.committed() else { return Ok(Vec::new()) };
-        let (completed, prepared) = (committed.facts.completed, committed.facts.prepared);
-        if prepared <= completed {
+        if vb.committed().is_none_or(|committed| committed.facts.prepared <= committed.facts.completed) {
             return Ok(Vec::new());
         }
-        let file = vb.snapshot(&committed)?;
+        let Some((committed, file)) = vb.reading()? else { return Ok(Vec::new()) };
+        let (completed, prepared) = (committed.facts.completed, committed.facts.prepared);
         let mut found = Vec::new();
         let walked = file.changes_since(completed.0 + 1, |info| {
             if info.seq > prepared.0 {
@@ -194,6 +196,7 @@ impl BucketStore {
     pub fn attach(&self, vb: VbId, log: Arc<Changelog>, nudge: Arc<dyn Nudge>) {
         let vb = self.vb(vb);
         vb.attach(log, nudge);
+        self.home.shared.compactor.consider(vb);
         if vb.is_dirty() {
             self.home.shared.changed(vb, Urgency::Normal);
         }
@@ -223,6 +226,23 @@ impl BucketStore {
     /// [`BucketStore::fetch`] on the caller's thread.
     pub fn fetch_now(&self, vb: VbId, key: DocKey<'_>) -> Result<Option<Item>, StoreError> {
         fetch::now(self.vb(vb), key)
+    }
+
+    /// Asks for a compaction of one vBucket's file that begins after now, with tombstones purged as `purge` says and as
+    /// everybody else says who asks before it begins. `done` is told how it ended; on the caller's thread if the store is
+    /// closed.
+    pub fn compact(&self, vb: VbId, purge: Purge, done: CompactionDone) {
+        self.home.shared.compactor.ask(self.vb(vb), purge, Some(done));
+    }
+
+    /// Ends a compaction of the vBucket that runs or waits; whoever asked for it is told so.
+    pub fn cancel_compaction(&self, vb: VbId) {
+        self.home.shared.compactor.cancel(self.vb(vb));
+    }
+
+    /// Tombstones up to here may be gone from the vBucket's file.
+    pub fn purge_seqno(&self, vb: VbId) -> Seqno {
+        self.vb(vb).committed().map_or(Seqno(0), |committed| committed.purge)
     }
 
     /// A write failed for lack of space, and what is kept back for that case has not been had again since: refuse what would need more.
@@ -265,6 +285,9 @@ impl BucketStore {
             fetch_failures: counters.fetch_failures.load(Relaxed),
             poisoned: self.vbs.iter().filter_map(poisoned).collect(),
             file_bytes: self.vbs.iter().filter_map(|vb| Some(vb.committed()?.file_bytes)).sum(),
+            live_bytes: self.vbs.iter().filter_map(|vb| Some(vb.committed()?.live_bytes)).sum(),
+            compactions: counters.compactions.load(Relaxed),
+            compaction_failures: counters.compaction_failures.load(Relaxed),
             disk_full: self.disk_full(),
         }
     }

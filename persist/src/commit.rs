@@ -85,7 +85,7 @@ fn write(
     }
     let mut facts = batch.facts_after(before, slice, &slice.record);
     let now_s = vb.home.shared.env.clock.unix_s();
-    let mut tally = Tally { file: couch.snapshot(), collections: BTreeMap::new(), prepares: 0, prepare_bytes: 0 };
+    let mut tally = Tally::of(couch.snapshot());
 
     let mut out = couch.batch().map_err(file())?;
     let mut packer = Packer::new();
@@ -110,7 +110,11 @@ fn write(
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();
     let outcome = out.commit(clock.unix_ns()).map_err(|e| failed(vb, e))?;
-    COMMITS.record(clock.monotonic().saturating_sub(begun));
+    let took = clock.monotonic().saturating_sub(begun);
+    COMMITS.record(took);
+    if !vb.home.shared.is_logged() {
+        vb.home.shared.governor.foreground(took);
+    }
     let header = outcome.header;
     debug_assert!(batch.is_empty() || header.update_seq == batch.last.0);
     Ok(Committed {
@@ -121,6 +125,7 @@ fn write(
         alive: header.doc_count(),
         tombstones: header.deleted_count(),
         file_bytes: couch.file_bytes().map_err(file())?,
+        live_bytes: header.live_bytes(),
         facts,
     })
 }
@@ -148,29 +153,33 @@ impl Packer {
 }
 
 /// What a document written means for the counts.
-struct Written {
+pub(crate) struct Written {
     seq: u64,
     deleted: bool,
     disk_bytes: u64,
 }
 
 impl Written {
-    fn of(doc: &Doc<'_>) -> Written {
+    pub fn of(doc: &Doc<'_>) -> Written {
         let body_size = doc.body.map_or(0, |body| body.len() as u64 + codec::CHUNK_FRAME_BYTES);
         Written { seq: doc.seq, deleted: doc.deleted, disk_bytes: disk_bytes(doc.id, doc.rev_meta, body_size) }
     }
 }
 
 /// What a batch does to the counts that the file keeps.
-struct Tally {
+pub(crate) struct Tally {
     file: Snapshot,
-    collections: BTreeMap<CollectionId, CollectionStats>,
-    prepares: i64,
-    prepare_bytes: i64,
+    pub collections: BTreeMap<CollectionId, CollectionStats>,
+    pub prepares: i64,
+    pub prepare_bytes: i64,
 }
 
 impl Tally {
-    fn count(&mut self, id: &[u8], new: &Written, old: Option<&DocInfo>) -> Result<(), Error> {
+    pub fn of(file: Snapshot) -> Tally {
+        Tally { file, collections: BTreeMap::new(), prepares: 0, prepare_bytes: 0 }
+    }
+
+    pub fn count(&mut self, id: &[u8], new: &Written, old: Option<&DocInfo>) -> Result<(), Error> {
         let old_bytes = old.map_or(0, |old| disk_bytes(&old.id, &old.rev_meta, old.body_size));
         let was_alive = old.is_some_and(|old| !old.deleted);
         let alive_diff = i64::from(!new.deleted) - i64::from(was_alive);
@@ -196,7 +205,7 @@ impl Tally {
     }
 }
 
-fn disk_bytes(id: &[u8], rev_meta: &[u8], body_size: u64) -> u64 {
+pub(crate) fn disk_bytes(id: &[u8], rev_meta: &[u8], body_size: u64) -> u64 {
     body_size + (id.len() + rev_meta.len()) as u64
 }
 

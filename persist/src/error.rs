@@ -44,6 +44,8 @@ pub enum StoreError {
     BucketExists(String),
     #[error("the store is closed")]
     Closed,
+    #[error("the compaction was cancelled; the file is as it was")]
+    Cancelled,
     #[error("there is no bucket \"{0}\"")]
     NoSuchBucket(String),
     #[error("bucket \"{bucket}\": {what}")]
@@ -64,6 +66,7 @@ impl StoreError {
             | StoreError::BucketExists(_)
             | StoreError::NoSuchBucket(_)
             | StoreError::Closed
+            | StoreError::Cancelled
             | StoreError::BadSpec { .. } => Verdict::FailRequest,
         }
     }
@@ -81,6 +84,11 @@ impl StoreError {
             },
             _ => None,
         }
+    }
+
+    /// There is no file of that name.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
     pub(crate) fn io(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {

@@ -83,7 +83,7 @@ impl Reading<'_> {
         if vb.home.gone.load(Ordering::Acquire) {
             return Err(StoreError::NoSuchBucket(vb.home.name.clone()));
         }
-        let file = vb.committed().map(|committed| vb.snapshot(&committed)).transpose()?;
+        let file = vb.reading()?.map(|(_, file)| file);
         Ok(Reading { vb, file })
     }
 

@@ -217,6 +217,9 @@ impl Storage for WithRoom {
     fn exists(&self, path: &Path) -> io::Result<bool> {
         self.storage.exists(path)
     }
+    fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>> {
+        self.storage.free_bytes(path)
+    }
 }
 
 impl Kept {

@@ -31,9 +31,20 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     if attached.log.marks.poisoned().is_some() || vb.home.gone.load(Ordering::Acquire) {
         return Outcome::Done;
     }
+    if vb.gate.room() == 0 {
+        // Its compaction asks again.
+        return Outcome::Done;
+    }
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();
     let logger = vb.home.shared.logger().filter(|logger| logger.takes());
+    if let Some(logger) = logger
+        && !logger.wants_room()
+        && let Some(pause) = vb.home.shared.governor.pause()
+    {
+        // Nobody waits for it, as long as the log has room.
+        return Outcome::Retry(begun + pause);
+    }
     let Some(slice) = what_to_flush(vb, &attached, logger.is_some()) else { return Outcome::Done };
     let batch = Batch::of(&slice);
     if batch.is_empty() && vb.committed().is_some_and(|c| c.facts.record == *slice.record) {
@@ -44,6 +55,7 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     match commit(vb, &slice, &batch) {
         Ok(committed) => {
             publish(vb, &attached, &slice, &batch, committed);
+            vb.home.shared.compactor.consider(vb);
             FLUSHES.record(clock.monotonic().saturating_sub(begun));
             end(vb, &attached, &slice)
         }
@@ -61,11 +73,18 @@ fn what_to_flush(vb: &Vb, attached: &Attached, is_logged: bool) -> Option<Slice>
     vb.take_unfiled_bytes();
     let durable = attached.log.marks.durable();
     let mut slice = attached.log.read(&attached.cursor, vb.home.shared.options.batch_bytes_max);
+    let room = vb.gate.room();
     if !is_logged {
+        if slice.items.len() > room {
+            slice.items.truncate(room);
+            slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno());
+        }
+        vb.gate.pass(slice.items.len());
         return (!slice.items.is_empty() || vb.wants_record(attached)).then_some(slice);
     }
     let count = slice.items.partition_point(|item| item.seqno() <= durable);
-    slice.items.truncate(count);
+    slice.items.truncate(count.min(room));
+    vb.gate.pass(slice.items.len());
     slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno());
     (slice.record_version, slice.record) = attached.records.lock().logged()?;
     let is_new = attached.recorded.load(Ordering::Acquire) != slice.record_version;
@@ -74,6 +93,11 @@ fn what_to_flush(vb: &Vb, attached: &Attached, is_logged: bool) -> Option<Slice>
 
 fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed: Committed) {
     let recovered = vb.failures() > 0;
+    let grown = committed.file_bytes.saturating_sub(vb.committed().map_or(0, |before| before.file_bytes));
+    vb.home.shared.governor.grew(grown);
+    if vb.home.shared.is_logged() {
+        vb.home.shared.governor.spent(grown);
+    }
     // Before the marks: whoever sees them may ask the file.
     vb.set_committed(committed);
     attached.recorded.store(slice.record_version, Ordering::Release);
@@ -146,7 +170,7 @@ fn put_back(vb: &Vb, error: &StoreError) -> Outcome {
 }
 
 /// What the disk holds is not known, or not what we left there. Reads go on from the last commit that succeeded.
-fn poison(vb: &Vb, attached: &Attached, error: &StoreError) {
+pub(crate) fn poison(vb: &Vb, attached: &Attached, error: &StoreError) {
     let reason = match error {
         StoreError::SyncFailed { path, source, .. } => {
             SYNC_FAILURES.inc();

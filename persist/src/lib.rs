@@ -13,6 +13,7 @@ mod batch;
 mod bucket;
 mod codec;
 mod commit;
+mod compaction;
 mod error;
 mod facts;
 mod fetch;
@@ -38,9 +39,13 @@ use std::time::Duration;
 
 pub use bucket::{BucketStore, RecoveredVb, WarmUp};
 pub use commit_log::{Driver as LogDriver, Inspection as LogInspection, LogStats};
+pub use compaction::{
+    COMPACTIONS_MAX, CompactionDone, CompactionOptions, CompactionProgress, CompactionReport, Phase, Purge, Trigger,
+};
 pub use couchstore::Version;
 pub use error::{Damage, Damages, StoreError, Verdict};
 pub use file_cache::{FileCache, FileCacheStats};
+pub use governor::{Governor, Held, Limits};
 pub use queue::Urgency;
 pub use spec::{BucketSpec, Compression, Eviction, WriteRules};
 pub use stats::BucketStoreStats;
@@ -99,6 +104,8 @@ pub struct Options {
     pub files_max: usize,
     /// Changes go to a log that all vBuckets share, and to the files later; `None`: to the files, each by itself.
     pub commit_log: Option<LogOptions>,
+    pub compaction: CompactionOptions,
+    pub governor: Limits,
     /// Disk space kept back for when there is none left; 0: none.
     pub reserve_bytes: u64,
     /// Go back to the newest readable commit of damaged files, as another history, instead of refusing to open.
@@ -114,6 +121,8 @@ impl Default for Options {
             format: Version::V13,
             files_max: 1024,
             commit_log: None,
+            compaction: CompactionOptions::default(),
+            governor: Limits::default(),
             reserve_bytes: 0,
             recovery: false,
         }

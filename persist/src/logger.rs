@@ -13,6 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use changelog::VbRecord;
 use commit_log::{Key, Log, LogError, Mark, Observer, Submission, Synced};
@@ -303,6 +304,12 @@ impl Observer for Ear {
             shared.reserve.may_have_space();
         }
         self.with(Logger::has_room);
+    }
+
+    fn synced(&self, took: Duration) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.governor.foreground(took);
+        }
     }
 
     fn disk_full(&self) {

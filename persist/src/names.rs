@@ -5,6 +5,7 @@
 //!     buckets/<bucket>/<vb>.couch.<rev>         the vBucket's file; the highest whole revision counts
 //!     buckets/<bucket>/<vb>.couch.boot          a first commit under way
 //!     buckets/<bucket>/<vb>.couch.<rev>.compact a compaction under way
+//!     buckets/<bucket>/<vb>.couch.<rev>.sorting and what it sorts
 //!     buckets/<bucket>/<…>.aside                kept for a person to look at
 //!     log/, log~gone/                           the commit log; one whose content is filed and that is being removed
 //!     buckets/<bucket>~new, <bucket>~gone       a bucket being made or removed: `~` is in no bucket's name
@@ -46,6 +47,15 @@ pub fn boot_file(vb: VbId) -> String {
     format!("{vb}.couch.boot")
 }
 
+/// `rev` is the one that is compacted.
+pub fn compact_file(vb: VbId, rev: u64) -> String {
+    format!("{vb}.couch.{rev}.compact")
+}
+
+pub fn spill_file(vb: VbId, rev: u64) -> String {
+    format!("{vb}.couch.{rev}.sorting")
+}
+
 /// What an entry of a bucket's directory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
@@ -74,7 +84,8 @@ pub fn classify(name: &str, vbuckets: u16) -> Entry {
     }
     let Some((vb, rest)) = name.split_once(".couch.") else { return Entry::Foreign };
     let Some(vb) = number::<u16>(vb).filter(|vb| *vb < vbuckets) else { return Entry::Foreign };
-    if rest == "boot" || rest.strip_suffix(".compact").is_some_and(|rev| number::<u64>(rev).is_some()) {
+    let compacted = rest.strip_suffix(".compact").or(rest.strip_suffix(".sorting"));
+    if rest == "boot" || compacted.is_some_and(|rev| number::<u64>(rev).is_some()) {
         return Entry::Leftover;
     }
     match number::<u64>(rest) {
@@ -113,6 +124,7 @@ mod tests {
             ("1024.couch.1", Entry::Foreign),
             ("7.couch.boot", Entry::Leftover),
             ("7.couch.3.compact", Entry::Leftover),
+            ("7.couch.3.sorting", Entry::Leftover),
             ("7.couch.3.aside", Entry::Aside),
             ("07.couch.3", Entry::Foreign),
             ("7.couch.+3", Entry::Foreign),

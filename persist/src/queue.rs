@@ -25,6 +25,10 @@ enum Stage {
     /// Changed while running: to be queued again at the end.
     RunningNormal,
     RunningDurable,
+    /// Somebody who does not run it waits for the end of the run.
+    RunningClaimed,
+    /// Had by somebody who does not run it.
+    Claimed,
     /// Failed; sleeps until its time comes, whatever else happens.
     Waiting,
     /// For good.
@@ -47,8 +51,19 @@ impl Default for Ticket {
 
 impl Ticket {
     fn get(&self) -> Stage {
-        const STAGES: [Stage; 9] =
-            [Idle, QueuedNormal, QueuedDurable, Running, RunningNormal, RunningDurable, Waiting, Stopped, Stopping];
+        const STAGES: [Stage; 11] = [
+            Idle,
+            QueuedNormal,
+            QueuedDurable,
+            Running,
+            RunningNormal,
+            RunningDurable,
+            RunningClaimed,
+            Claimed,
+            Waiting,
+            Stopped,
+            Stopping,
+        ];
         STAGES[usize::from(self.0.load(Ordering::Acquire))]
     }
 
@@ -62,7 +77,11 @@ impl Ticket {
     }
 
     pub fn is_running(&self) -> bool {
-        matches!(self.get(), Running | RunningNormal | RunningDurable | Stopping)
+        matches!(self.get(), Running | RunningNormal | RunningDurable | RunningClaimed | Claimed | Stopping)
+    }
+
+    pub fn is_claimed(&self) -> bool {
+        self.get() == Claimed
     }
 
     pub fn is_waiting(&self) -> bool {
@@ -83,7 +102,18 @@ pub enum Outcome {
     Retry(Duration),
 }
 
-/// 1. A piece of work is in one place: queued, running on one thread, waiting, or nowhere.
+/// What asking for a piece of work came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// It will not run before it is released.
+    Mine,
+    /// It runs; once it has, it is the claimer's: see [`Ticket::is_claimed`].
+    Soon,
+    /// It is stopped.
+    Never,
+}
+
+/// 1. A piece of work is in one place: queued, running on one thread, claimed, waiting, or nowhere.
 /// 2. `push` after a change, and the run that sees the change is yet to begin, or the work is queued once more. The
 ///    argument: a run sets `Running` before it looks at what there is to do, under a lock that the change was also made
 ///    under. So either it sees the change, or the pusher sees `Running`.
@@ -167,6 +197,10 @@ impl<W> WorkQueue<W> {
                 ticket.set(Stopped);
                 false
             }
+            (RunningClaimed, _) => {
+                ticket.set(Claimed);
+                false
+            }
             (_, Outcome::Retry(at)) => {
                 ticket.set(Waiting);
                 let place = inner.waiting.partition_point(|(other, _)| *other <= at);
@@ -186,6 +220,43 @@ impl<W> WorkQueue<W> {
                 false
             }
             (stage, _) => unreachable!("finished work was {stage:?}"),
+        }
+    }
+
+    /// Asks to have a piece of work without running it. One claims at a time.
+    pub fn claim(&self, work: &Arc<W>) -> Claim {
+        let mut inner = self.inner.lock();
+        let ticket = (self.ticket)(work);
+        match ticket.get() {
+            Idle | QueuedNormal | QueuedDurable | Waiting => {
+                // What is left in a queue is stale, as after an upgrade.
+                inner.waiting.retain(|(_, other)| !Arc::ptr_eq(other, work));
+                ticket.set(Claimed);
+                Claim::Mine
+            }
+            Claimed => Claim::Mine,
+            Running | RunningNormal | RunningDurable | RunningClaimed => {
+                ticket.set(RunningClaimed);
+                Claim::Soon
+            }
+            Stopping | Stopped => Claim::Never,
+        }
+    }
+
+    /// Takes a claim back. The work is queued in any case, as nobody knows what was asked meanwhile. True: wake a worker.
+    pub fn release(&self, work: &Arc<W>) -> bool {
+        let mut inner = self.inner.lock();
+        let ticket = (self.ticket)(work);
+        match ticket.get() {
+            Claimed => {
+                inner.enqueue(work, ticket, Urgency::Durable);
+                true
+            }
+            RunningClaimed => {
+                ticket.set(RunningDurable);
+                false
+            }
+            _ => false,
         }
     }
 
@@ -308,6 +379,32 @@ mod tests {
         assert_eq!(popped(&queue), [2]);
         assert_eq!(queue.wake_waiting(Duration::from_secs(1)), (1, None));
         assert_eq!(popped(&queue), [1]);
+    }
+
+    #[test]
+    fn claimed_work_does_not_run_until_it_is_released() {
+        let queue = queue();
+        let (a, b) = (job(1), job(2));
+        queue.push(&a, Urgency::Normal);
+        assert_eq!(queue.claim(&a), Claim::Mine);
+        assert!(!queue.push(&a, Urgency::Durable) && queue.pop().is_none());
+        assert!(queue.release(&a));
+        assert_eq!(popped(&queue), [1], "queued again, once");
+
+        queue.push(&b, Urgency::Normal);
+        let run = queue.pop().unwrap();
+        assert_eq!(queue.claim(&b), Claim::Soon);
+        queue.push(&b, Urgency::Durable);
+        assert!(!queue.finish(&run, Outcome::Retry(Duration::ZERO)) && b.1.is_claimed());
+        assert_eq!(queue.claim(&b), Claim::Mine);
+        assert!(queue.release(&b));
+
+        let run = queue.pop().unwrap();
+        assert_eq!(queue.claim(&b), Claim::Soon);
+        assert!(!queue.release(&b), "the claim is withdrawn before the run ends");
+        assert!(queue.finish(&run, Outcome::Done));
+        queue.stop(&b);
+        assert_eq!(queue.claim(&b), Claim::Never);
     }
 
     #[test]

@@ -218,6 +218,7 @@ impl Opening<'_> {
             alive: header.doc_count(),
             tombstones: header.deleted_count(),
             file_bytes: file.file_bytes()?,
+            live_bytes: header.live_bytes(),
         })
     }
 

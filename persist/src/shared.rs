@@ -8,16 +8,18 @@ use std::time::Duration;
 
 use commit_log::{Log, LogError};
 use env::Env;
+use governor::Governor;
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Context, Next, PoolKind, Pools, Task, TaskHandle};
 use types::rank::{Mutex, Rank};
 
+use crate::compaction::Compactor;
 use crate::file_cache::{FileCache, WithRoom};
 use crate::filer::{Filer, Filing};
 use crate::logger::{Ear, Logger};
 use crate::queue::{Outcome, Urgency, WorkQueue};
 use crate::reserve::{Keeping, Reserve};
-use crate::vb::Vb;
+use crate::vb::{Home, Vb};
 use crate::{LogOptions, Options, fetch, flusher};
 
 /// Failures are told at most this often, however many there are.
@@ -29,6 +31,8 @@ pub(crate) struct Shared {
     pub files: Arc<FileCache>,
     logger: OnceLock<Logger>,
     pub flushes: WorkQueue<Vb>,
+    pub compactor: Compactor,
+    pub governor: Arc<Governor>,
     /// vBuckets with somebody waiting for a read; `None` once the store is closed.
     fetches: Mutex<Option<VecDeque<Arc<Vb>>>>,
     writers: Crew,
@@ -49,15 +53,17 @@ impl Shared {
         let shared = Arc::new(Shared {
             env: Env { storage: Arc::new(storage), ..env.clone() },
             files,
-            options,
             logger: OnceLock::new(),
             flushes: WorkQueue::new(|vb: &Vb| &vb.ticket),
+            compactor: Compactor::new(options.compaction),
+            governor: Arc::new(Governor::new(Arc::clone(&env.clock), options.governor)),
             fetches: Mutex::ranked(Rank::CommitQueue, Some(VecDeque::new())),
             writers: Crew::new(),
             readers: Crew::new(),
             retries: OnceLock::new(),
             endings: Bay::new(0),
             reserve,
+            options,
             last_told_ms: AtomicU64::new(u64::MAX),
             untold: AtomicU64::new(0),
         });
@@ -69,6 +75,7 @@ impl Shared {
             let task = Worker { shared: Arc::downgrade(&shared), number, job: Job::Fetch };
             pools.spawn(PoolKind::Reader, Arc::new(task))
         });
+        Compactor::start(&shared, pools);
         let retries = pools.spawn(PoolKind::Writer, Arc::new(Retries(Arc::downgrade(&shared))));
         assert!(shared.retries.set(retries).is_ok());
         shared.reserve.set_task(pools.spawn(PoolKind::Background, Arc::new(Keeping(Arc::downgrade(&shared)))));
@@ -90,6 +97,7 @@ impl Shared {
 
     /// When this returns, none of the store's tasks runs or will.
     pub fn stop(&self) {
+        self.compactor.stop();
         self.stop_writing();
         if let Some(logger) = self.logger() {
             logger.stop();
@@ -119,9 +127,21 @@ impl Shared {
         }
     }
 
+    /// What clients wait for is a sync of the log, not of a file.
+    pub fn is_logged(&self) -> bool {
+        self.logger().is_some_and(Logger::takes)
+    }
+
     /// Asks for a flush to the vBucket's file.
     pub fn file(&self, vb: &Arc<Vb>, urgency: Urgency) {
         if self.flushes.push(vb, urgency) {
+            self.writers.call();
+        }
+    }
+
+    /// Gives a claimed vBucket back to the flushers.
+    pub fn release(&self, vb: &Arc<Vb>) {
+        if self.flushes.release(vb) {
             self.writers.call();
         }
     }
@@ -138,6 +158,9 @@ impl Shared {
         if self.flushes.finish(vb, outcome) {
             self.writers.call();
         }
+        if vb.ticket.is_claimed() {
+            self.compactor.flush_ended(vb);
+        }
         if matches!(outcome, Outcome::Retry(_))
             && let Some(retries) = self.retries.get()
         {
@@ -147,6 +170,19 @@ impl Shared {
             *count += 1;
             ((), Wake::Everybody)
         });
+    }
+
+    /// Tells the governor whether the disk runs full.
+    pub fn look_at_free_space(&self, home: &Home) {
+        let Ok(Some(free)) = self.env.storage.free_bytes(&home.dir) else { return };
+        let low = self.compactor.settings().free_bytes_low;
+        if self.governor.set_disk_low(free < low) {
+            let free_mb = free >> 20;
+            match free < low {
+                true => tracing::warn!(free_mb, "the disk runs full: compaction goes faster, whoever feels it"),
+                false => tracing::info!(free_mb, "the disk has room again: compaction goes as fast as nobody feels"),
+            }
+        }
     }
 
     /// Sleeps until `settled`, looking again whenever a flush has ended.
@@ -180,42 +216,48 @@ impl Shared {
 ///
 /// A call is not lost: who calls has queued the work before it looks for an idle task, and a task that finds nothing goes
 /// on the list of idle ones before it looks at the queue again. Whoever comes second sees what the first one did.
-struct Crew {
+pub(crate) struct Crew {
     tasks: OnceLock<Vec<TaskHandle>>,
     idle: Mutex<Vec<usize>>,
 }
 
 impl Crew {
-    fn new() -> Crew {
+    pub fn new() -> Crew {
         Crew { tasks: OnceLock::new(), idle: Mutex::ranked(Rank::CommitQueue, Vec::new()) }
     }
 
-    fn start(&self, count: usize, spawn: impl FnMut(usize) -> TaskHandle) {
+    pub fn start(&self, count: usize, spawn: impl FnMut(usize) -> TaskHandle) {
         let count = count.max(1);
         let set = self.tasks.set((0..count).map(spawn).collect());
         assert!(set.is_ok());
         self.idle.lock().extend(0..count);
     }
 
-    fn call(&self) {
+    pub fn call(&self) {
         let idle = self.idle.lock().pop();
         if let (Some(number), Some(tasks)) = (idle, self.tasks.get()) {
             tasks[number].wake();
         }
     }
 
-    fn rest(&self, number: usize) {
+    pub fn wake(&self, number: usize) {
+        if let Some(tasks) = self.tasks.get() {
+            tasks[number].wake();
+        }
+    }
+
+    pub fn rest(&self, number: usize) {
         let mut idle = self.idle.lock();
         if !idle.contains(&number) {
             idle.push(number);
         }
     }
 
-    fn unrest(&self, number: usize) {
+    pub fn unrest(&self, number: usize) {
         self.idle.lock().retain(|other| *other != number);
     }
 
-    fn cancel(&self) {
+    pub fn cancel(&self) {
         self.tasks.get().into_iter().flatten().for_each(TaskHandle::cancel);
     }
 }

@@ -6,6 +6,7 @@ use env::{OpenMode, Storage};
 use serde::{Deserialize, Serialize};
 use types::{BucketUuid, Level};
 
+use crate::compaction::Trigger;
 use crate::error::{Damage, Damages, StoreError};
 use crate::names;
 
@@ -27,6 +28,9 @@ pub struct BucketSpec {
     pub eviction: Eviction,
     #[serde(default)]
     pub rules: WriteRules,
+    /// When its files are compacted. `None`: as the server says.
+    #[serde(default)]
+    pub compaction: Option<Trigger>,
 }
 
 /// What a bucket makes of every write, whatever its client asked for.
@@ -186,6 +190,7 @@ mod tests {
                 min_durability: Some(Level::PersistMajority),
                 compression: Compression::Off,
             },
+            compaction: Some(Trigger { garbage_percent: 40, garbage_bytes: 1 << 20, file_bytes_min: 1 << 16 }),
         };
         spec.save(&*env.storage, dir).unwrap();
         assert_eq!(BucketSpec::load(&*env.storage, dir).unwrap(), spec);
@@ -194,7 +199,7 @@ mod tests {
         replace_file(&*env.storage, dir, names::SPEC_FILE, old).unwrap();
         let loaded = BucketSpec::load(&*env.storage, dir).unwrap();
         assert_eq!((loaded.uuid, loaded.quota_bytes), (BucketUuid(10), default_quota_bytes()));
-        assert_eq!(loaded.eviction, Eviction::Value);
+        assert_eq!((loaded.eviction, loaded.compaction), (Eviction::Value, None));
 
         for bad in [&b"{}"[..], b"", br#"{"name":"other","uuid":"0a","vbuckets":1024}"#, b"\xff"] {
             replace_file(&*env.storage, dir, names::SPEC_FILE, bad).unwrap();

@@ -36,6 +36,24 @@ metrics::metrics! {
     pub static FILES_GIVEN_BACK: Counter = "file_cache_given_back";
     /** vBucket files kept open now. */
     pub static FILES_KEPT: Gauge = "file_cache_kept";
+    /** How long compactions of one vBucket took, from their beginning to the swap. */
+    pub static COMPACTIONS: Timings = "compaction_duration";
+    /** How long compactions kept everybody else from writing the vBucket's file, at their end. */
+    pub static COMPACTION_FINISHES: Timings = "compaction_exclusive_duration";
+    /** Bytes of the files that were compacted. */
+    pub static COMPACTION_READ_BYTES: Counter = "compaction_read_bytes";
+    /** Bytes that compactions have written, so far. */
+    pub static COMPACTION_WRITTEN_BYTES: Counter = "compaction_written_bytes";
+    /** Compactions that failed. The file stays as it was. */
+    pub static COMPACTION_FAILURES: Counter = "compaction_failures";
+    /** Compactions that were cancelled. */
+    pub static COMPACTION_CANCELS: Counter = "compaction_cancels";
+    /** Tombstones that compactions left out. */
+    pub static TOMBSTONES_PURGED: Counter = "tombstones_purged";
+    /** Compactions under way. */
+    pub static COMPACTIONS_RUNNING: Gauge = "compactions_running";
+    /** vBuckets that wait for a compaction. */
+    pub static COMPACTIONS_QUEUED: Gauge = "compactions_queued";
 }
 
 /// Counts of one bucket.
@@ -50,6 +68,8 @@ pub(crate) struct BucketCounters {
     pub files_created: AtomicU64,
     pub fetched: AtomicU64,
     pub fetch_failures: AtomicU64,
+    pub compactions: AtomicU64,
+    pub compaction_failures: AtomicU64,
 }
 
 impl BucketCounters {
@@ -81,5 +101,9 @@ pub struct BucketStoreStats {
     pub poisoned: Vec<(VbId, String)>,
     /// Sum of the vBucket files' sizes at their last commits, in bytes.
     pub file_bytes: u64,
+    /// Of these, what the last commits need. The rest is garbage, which compaction gives back.
+    pub live_bytes: u64,
+    pub compactions: u64,
+    pub compaction_failures: u64,
     pub disk_full: bool,
 }

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use commit_log::LogStats;
 use env::Env;
+use governor::Governor;
 use scheduler::Pools;
-use types::rank::{Mutex, Rank};
+use types::rank::{Mutex, Rank, RwLock};
 use types::{BucketUuid, VbId};
 
 use crate::Options;
 use crate::bucket::BucketStore;
+use crate::compaction::{CompactionOptions, CompactionProgress};
 use crate::error::{Damages, StoreError};
 use crate::file_cache::FileCache;
 use crate::logger::Logger;
@@ -172,6 +174,23 @@ impl Store {
         Some(self.shared.logger()?.log()?.stats())
     }
 
+    /// How files are compacted from now on.
+    pub fn set_compaction(&self, options: CompactionOptions) {
+        self.shared.compactor.set(options);
+    }
+
+    /// The compactions that run now, and how many vBuckets wait for one.
+    pub fn compactions(&self) -> (Vec<CompactionProgress>, usize) {
+        let held = self.shared.governor.reading().held;
+        let now = self.shared.env.clock.monotonic();
+        (self.shared.compactor.progress(now, held), self.shared.compactor.queued())
+    }
+
+    /// Who slows background work down for the sake of those who wait for the disk.
+    pub fn governor(&self) -> Arc<Governor> {
+        Arc::clone(&self.shared.governor)
+    }
+
     /// In order of name.
     pub fn buckets(&self) -> Vec<Arc<BucketStore>> {
         let open = |slot: &Slot| match slot {
@@ -253,6 +272,7 @@ impl Store {
             }
         };
         bucket.mark_gone();
+        self.shared.compactor.forget(&bucket.home);
         bucket.vbs().iter().for_each(|vb| self.shared.flushes.stop(vb));
         self.shared.wait_until(|| bucket.vbs().iter().all(|vb| vb.ticket.is_stopped()));
         for vb in bucket.vbs() {
@@ -301,6 +321,8 @@ impl Store {
     /// Flushes everything that waits and ends all flushing, for a shutdown. Blocks until each vBucket's changes are in its
     /// file, or it is clear that they will not be. Nothing may be appended to the changelogs any more.
     pub fn drain(&self) -> Drained {
+        // What it has copied is not needed, and what it holds up is.
+        self.shared.compactor.stop();
         if let Some(logger) = self.shared.logger() {
             // Whatever the log could not take goes to the files now, like everything else.
             logger.close();
@@ -354,6 +376,7 @@ fn assemble(
         counters: BucketCounters::default(),
         gone: AtomicBool::new(false),
         unfiled_bytes: AtomicU64::new(0),
+        trigger: RwLock::ranked(Rank::CommitQueue, spec.compaction),
         unfiled_bytes_max: log_options.map_or(u64::MAX, |options| options.unfiled_bytes_max.min(spec.quota_bytes / 4)),
     });
     let vbs = (0..spec.vbuckets).map(|id| {

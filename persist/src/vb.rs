@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use changelog::{Changelog, Cursor};
 use couchstore::{Couch, Mode, Snapshot};
 use env::{File, OpenMode};
-use types::rank::{Mutex, Rank};
-use types::{BucketUuid, Item, Seqno, VbId};
+use types::rank::{Mutex, Rank, RwLock};
+use types::{BucketUuid, Item, KeyBuf, Seqno, VbId};
 
+use crate::compaction::{Gate, Trigger};
 use crate::error::StoreError;
 use crate::facts::VbFacts;
 use crate::file_cache::Place;
@@ -24,6 +25,9 @@ use crate::stats::BucketCounters;
 /// Told after every move of a vBucket's marks, and when it is poisoned. Called without locks held.
 pub trait Nudge: Send + Sync {
     fn marks_moved(&self, vb: VbId);
+
+    /// A compaction met documents whose time is over. It keeps them: whoever knows their latest version decides.
+    fn expired(&self, _vb: VbId, _keys: Vec<KeyBuf>) {}
 }
 
 /// What all vBuckets of a bucket share.
@@ -38,6 +42,8 @@ pub(crate) struct Home {
     /// Changes in the commit log whose filing nobody has begun, in bytes of memory, and how many may be.
     pub unfiled_bytes: AtomicU64,
     pub unfiled_bytes_max: u64,
+    /// When files are compacted; `None`: as the store says.
+    pub trigger: RwLock<Option<Trigger>>,
 }
 
 /// The last commit that is known to outlive power loss. Reads start at `header_at`, so what a later commit left behind
@@ -52,6 +58,8 @@ pub(crate) struct Committed {
     pub alive: u64,
     pub tombstones: u64,
     pub file_bytes: u64,
+    /// Of these, what this commit needs: see [`couchstore::Header::live_bytes`].
+    pub live_bytes: u64,
 }
 
 pub(crate) struct Attached {
@@ -85,6 +93,7 @@ pub(crate) struct Vb {
     pub is_listed: AtomicBool,
     /// This vBucket's part of [`Home::unfiled_bytes`].
     pub unfiled_bytes: AtomicU64,
+    pub gate: Gate,
     state: Mutex<State>,
     /// Keys asked for, and who waits for them.
     pub fetches: Mutex<HashMap<Box<[u8]>, Vec<Done>>>,
@@ -93,7 +102,7 @@ pub(crate) struct Vb {
 struct State {
     committed: Option<Arc<Committed>>,
     attached: Option<Arc<Attached>>,
-    /// The revision a first file gets.
+    /// No new file gets a lower revision.
     next_rev: u64,
     /// Failed flushes since the last good one.
     failures: u32,
@@ -112,6 +121,7 @@ impl Vb {
             asks: AtomicU32::new(0),
             is_listed: AtomicBool::new(false),
             unfiled_bytes: AtomicU64::new(0),
+            gate: Gate::default(),
             state: Mutex::ranked(Rank::FileCache, state),
             fetches: Mutex::ranked(Rank::FileCache, HashMap::new()),
         }
@@ -126,6 +136,13 @@ impl Vb {
         let mut state = self.state.lock();
         state.failures = 0;
         state.committed = Some(committed);
+    }
+
+    /// A compacted file takes the place of the one before.
+    pub fn replace_file(&self, committed: Committed) {
+        let mut state = self.state.lock();
+        state.next_rev = state.next_rev.max(committed.rev.saturating_add(1));
+        state.committed = Some(Arc::new(committed));
     }
 
     pub fn attached(&self) -> Option<Arc<Attached>> {
@@ -156,8 +173,10 @@ impl Vb {
         drop(attached);
     }
 
+    /// The revision that the next new file gets: above every one that was ever seen.
     pub fn next_rev(&self) -> u64 {
-        self.state.lock().next_rev
+        let state = self.state.lock();
+        state.committed.as_ref().map_or(0, |committed| committed.rev.saturating_add(1)).max(state.next_rev)
     }
 
     pub fn failures(&self) -> u32 {
@@ -225,8 +244,21 @@ impl Vb {
         self.home.dir.join(names::vb_file(self.id, rev))
     }
 
+    /// The last good commit, open for reading; `None` if there was none. A compaction may take the file's name away between
+    /// the look and the opening: then there is a newer file.
+    pub fn reading(&self) -> Result<Option<(Arc<Committed>, Snapshot)>, StoreError> {
+        loop {
+            let Some(committed) = self.committed() else { return Ok(None) };
+            let opened = self.snapshot(&committed);
+            let was_replaced = || self.committed().is_some_and(|now| now.rev != committed.rev);
+            if !opened.as_ref().is_err_and(|error| error.is_not_found() && was_replaced()) {
+                return opened.map(|file| Some((committed, file)));
+            }
+        }
+    }
+
     /// Opens the file where readers may look: at the last commit that is known to be durable.
-    pub fn snapshot(&self, committed: &Committed) -> Result<Snapshot, StoreError> {
+    fn snapshot(&self, committed: &Committed) -> Result<Snapshot, StoreError> {
         let (file, path) = self.open(committed.rev)?;
         Snapshot::open_at(file, &path, committed.header_at).map_err(StoreError::file(self.id))
     }

@@ -8,7 +8,10 @@ use std::time::Duration;
 
 use changelog::{Changelog, FailoverEntry, FailoverTable, VbRecord};
 use env::Env;
-use persist::{BucketSpec, BucketStore, LogDriver, LogOptions, Nudge, Options, Store, Urgency, WarmUp};
+use persist::{
+    BucketSpec, BucketStore, CompactionOptions, LogDriver, LogOptions, Nudge, Options, Purge, Store, StoreError,
+    Urgency, WarmUp,
+};
 use scheduler::{PoolConfig, Pools, Stop};
 use types::{
     BucketUuid, Cas, Datatype, DeleteSource, Item, KeyBuf, Kind, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid,
@@ -66,11 +69,13 @@ fn spec(name: &str) -> BucketSpec {
         flush_enabled: false,
         eviction: persist::Eviction::Value,
         rules: persist::WriteRules::default(),
+        compaction: None,
     }
 }
 
 /// Goal: with threads too, no change is forgotten by the queues, and reads see what was filed. Method: writers append and
-/// wait for their own change to be durable, readers fetch meanwhile, a second bucket comes and goes.
+/// wait for their own change to be durable, readers fetch meanwhile, files are compacted and compactions cancelled, a second
+/// bucket comes and goes.
 #[test]
 fn every_change_becomes_durable_without_further_traffic() {
     storm(&Options::default());
@@ -96,6 +101,9 @@ fn storm(options: &Options) {
     let env = env::os::env();
     let pools = Pools::start(&env, &PoolConfig::default());
     let store = Store::open(&env, &pools, dir.path(), options.clone()).unwrap();
+    // So small that much happens between two steps.
+    let small = CompactionOptions { limit: 3, piece_bytes_max: 100, sync_every: 4096, ..CompactionOptions::default() };
+    store.set_compaction(small);
     let bucket = store.create_bucket(spec("b")).unwrap();
     let (sender, told) = mpsc::sync_channel(1);
     let nudge = Arc::new(Told(sender));
@@ -140,7 +148,31 @@ fn storm(options: &Options) {
                     append(&logs[usize::from(vb)], &env, "k", Some(b"v"));
                     other.changed(VbId(vb), Urgency::Normal);
                 }
+                for vb in 0..VBS {
+                    other.compact(VbId(vb), Purge::default(), Box::new(|_| {}));
+                }
                 store.delete_bucket("other").unwrap();
+            }
+        });
+        scope.spawn(|| {
+            let (sender, ended) = mpsc::channel();
+            let mut asked = 0;
+            while !stop.load(Ordering::Acquire) || asked < 100 {
+                let vb = VbId(asked * 7 % VBS);
+                let sender = sender.clone();
+                bucket.compact(vb, Purge::default(), Box::new(move |result| sender.send(result).unwrap()));
+                asked += 1;
+                if asked % 5 == 0 {
+                    bucket.cancel_compaction(vb);
+                }
+                if asked % 20 == 0 {
+                    // Whatever was asked for ends, done or cancelled.
+                    for _ in 0..20 {
+                        let result = ended.recv_timeout(Duration::from_secs(30)).expect("nobody waits for ever");
+                        let is_fine = matches!(result, Ok(_) | Err(StoreError::Cancelled));
+                        wrong.fetch_add(u64::from(!is_fine), Ordering::Relaxed);
+                    }
+                }
             }
         });
         writers.into_iter().for_each(|writer| writer.join().unwrap());

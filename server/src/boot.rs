@@ -60,7 +60,9 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let (users, generated) = users(&config, &Env { storage: background, ..env.clone() })?;
     let users = Arc::new(users);
 
-    let pool_config = PoolConfig { readers: config.readers, writers: config.writers, ..PoolConfig::default() };
+    let background = PoolConfig::default().background.max(config.compaction.limit);
+    let pool_config =
+        PoolConfig { readers: config.readers, writers: config.writers, background, ..PoolConfig::default() };
     let pools = Pools::start(&env, &pool_config);
     let options = persist::Options { files_max: descriptors::files_kept(&ledger, &config), ..store_options(&config) };
     let store = Store::open(&env, &pools, &config.data_dir, options).map_err(|error| refuse(&error))?;
@@ -83,10 +85,11 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
         pools: Arc::clone(&pools),
         ledger: Arc::clone(&ledger),
         in_effect: Arc::clone(&in_effect),
+        engine: Arc::clone(&engine),
         node_uuid: node.uuid.clone(),
         began,
     };
-    let process = Arc::new(stats::Process::new(seen, &engine));
+    let process = Arc::new(stats::Process::new(seen));
     let (node_uuid, revision) = (node.uuid.clone(), node.first_revision());
     let parts = frontend::Parts {
         env,
@@ -124,7 +127,7 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     // Nobody has to read it.
     let _ = writeln!(io::stdout(), "ready kv={kv_address} admin={} pid={pid} after_ms={after_ms}", admin.address());
 
-    let live = Live { ledger, users, front: front.handle(), kept_files, filter };
+    let live = Live { ledger, users, front: front.handle(), kept_files, engine: Arc::clone(&engine), filter };
     let mut reloader = Reloader { origin, config, workers, in_effect, live };
     while signals.forever().next() == Some(SIGHUP) {
         reloader.reload();
@@ -164,6 +167,7 @@ pub fn new_bucket(name: &str) -> BucketSpec {
         flush_enabled: false,
         eviction: persist::Eviction::default(),
         rules: persist::WriteRules::default(),
+        compaction: None,
     }
 }
 
@@ -257,6 +261,8 @@ fn store_options(config: &Config) -> persist::Options {
         batch_bytes_max: config.batch_bytes_max,
         format: if config.file_format == 14 { persist::Version::V14 } else { persist::Version::V13 },
         recovery: config.recovery,
+        compaction: config.compaction,
+        governor: config.disk,
         reserve_bytes: config.reserve_bytes,
         ..persist::Options::default()
     }

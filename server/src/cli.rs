@@ -150,9 +150,12 @@ pub enum Bucket {
         #[command(flatten)]
         target: Target,
     },
-    /// Rewrite a bucket's files without their garbage
+    /// Rewrite a bucket's files without their garbage; `settee stats compaction` shows how far it is
     Compact {
         name: String,
+        /// Leave out all deletions, not only those older than compaction.purge_age_s
+        #[arg(long)]
+        drop_deletes: bool,
         #[command(flatten)]
         target: Target,
     },
@@ -179,6 +182,16 @@ pub enum File {
         /// Check what every commit in the file reaches, not only the newest
         #[arg(long)]
         all: bool,
+    },
+    /// Write a file anew, without its garbage and its older commits; the new one must not exist, and is checked
+    Compact {
+        #[arg(value_name = "IN")]
+        file: PathBuf,
+        #[arg(value_name = "OUT")]
+        out: PathBuf,
+        /// Skip damaged headers and copy the newest good one
+        #[arg(long)]
+        recover: bool,
     },
     /// Segments of a commit log, such as DATA_DIR/log: headers, records, what each holds of which vBucket
     Log { dir: PathBuf },

@@ -43,6 +43,11 @@ impl Answer {
 }
 
 impl Client {
+    /// How long any one answer may take from now on.
+    pub fn wait_for(&mut self, patience: Duration) -> Result<()> {
+        Ok(self.stream.set_read_timeout(Some(patience))?)
+    }
+
     /// Connects and says HELLO; no user yet.
     pub fn connect(address: &str) -> Result<Client> {
         let unreachable = || format!("no server answers at {address}");

@@ -69,6 +69,7 @@ pub struct Live {
     pub users: Arc<Users>,
     pub front: frontend::Handle,
     pub kept_files: Arc<FileCache>,
+    pub engine: Arc<engine::Engine>,
     pub filter: log::Filter,
 }
 
@@ -117,6 +118,8 @@ impl Reloader {
             self.live.kept_files.set_files_max(descriptors::files_kept(&self.live.ledger, &new));
         }
         self.live.front.set_bounds(new.bounds);
+        self.live.engine.store().set_compaction(new.compaction);
+        self.live.engine.store().governor().set_limits(new.disk);
         if self.config.log_level != new.log_level {
             self.live.filter.set(&new.log_level);
         }
@@ -129,6 +132,8 @@ impl Reloader {
         self.config.connections_max = new.connections_max;
         self.config.files_max = new.files_max;
         self.config.bounds = new.bounds;
+        self.config.compaction = new.compaction;
+        self.config.disk = new.disk;
         self.config.log_level = new.log_level;
         let names = |keys: Vec<&'static crate::config::keys::Key>| keys.iter().map(|key| key.name).collect::<Vec<_>>();
         let (live, waiting) = (names(live), names(waiting));

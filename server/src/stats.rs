@@ -22,12 +22,13 @@ pub struct Seen {
     pub pools: Arc<Pools>,
     pub ledger: Arc<Ledger>,
     pub in_effect: Arc<InEffect>,
+    pub engine: Arc<engine::Engine>,
     pub node_uuid: String,
     pub began: Instant,
 }
 
 impl Process {
-    pub fn new(seen: Seen, engine: &Arc<engine::Engine>) -> Process {
+    pub fn new(seen: Seen) -> Process {
         let mut registry = Registry::new();
         registry.add(frontend::METRICS);
         registry.add(engine::METRICS);
@@ -36,7 +37,7 @@ impl Process {
         seen.pools.register(&mut registry);
         registry.add(&seen.ledger.families());
         registry.add(&process_families(seen.began));
-        registry.add(&bucket_families(engine));
+        registry.add(&bucket_families(&seen.engine));
         registry.assert_every_stat_name_is_unique();
         Process { registry: Arc::new(registry), seen }
     }
@@ -89,6 +90,27 @@ impl Process {
         emit("timer_wakeups", &stats.timer_wakeups.to_string());
     }
 
+    /// A line for each compaction that runs, and what slows them.
+    fn compaction(&self, emit: &mut dyn FnMut(&str, &str)) {
+        let store = self.seen.engine.store();
+        let (running, queued) = store.compactions();
+        for one in &running {
+            let line = json!({
+                "phase": one.phase.name(), "percent": one.percent(), "bytes": one.bytes_done, "bytes_total": one.bytes_total,
+                "bytes_written": one.bytes_written, "bytes_per_s": one.bytes_per_s,
+                "left_s": one.left.map(|left| left.as_secs()), "elapsed_s": one.elapsed.as_secs(), "pace": one.held.name(),
+            });
+            emit(&format!("vb {}/{}", one.bucket, one.vb), &line.to_string());
+        }
+        let reading = store.governor().reading();
+        let rate = reading.bytes_per_s.map_or("unlimited".to_owned(), |rate| rate.to_string());
+        emit("running", &running.len().to_string());
+        emit("queued", &queued.to_string());
+        emit("pace", reading.held.name());
+        emit("background_bytes_per_s", &rate);
+        emit("background_floor_bytes_per_s", &reading.floor_bytes_per_s.to_string());
+    }
+
     /// The configuration, as memcached's tools call it, and what they look for there under names they know.
     fn settings(&self, emit: &mut dyn FnMut(&str, &str)) {
         self.seen.in_effect.emit(emit);
@@ -123,6 +145,7 @@ impl StatProvider for Process {
             "timings" => self.timings(arguments, bucket, emit),
             "scheduler" | "tasks" => self.scheduler(emit),
             "limits" => self.limits(emit),
+            "compaction" => self.compaction(emit),
             "config" => self.seen.in_effect.emit(emit),
             "settings" => self.settings(emit),
             "uuid" => emit("uuid", &self.seen.node_uuid),

@@ -470,6 +470,52 @@ fn our_own_files_are_shown_and_checked() {
     }
 }
 
+/// A bucket is compacted while it serves; its files pass the check, have what they had, and hold less garbage.
+#[test]
+fn a_bucket_is_compacted_and_every_document_is_there() {
+    let dir = harness::directory();
+    let data = dir.path().join("data");
+    let serve = || serve(dir.path()).set("persist.commit_log=off").set("compaction.fragmentation_percent=0");
+    let server = serve().start();
+    let mut client = server.client(BUCKET);
+    let mut set = |key: &str, value: &str| {
+        client.set(1, key, value.as_bytes(), Some(Level::PersistMajority)).unwrap();
+    };
+    for round in 0..20 {
+        (0..10).for_each(|n| set(&format!("k{n}"), &format!("{round}-{n}")));
+    }
+    let size = || -> u64 { harness::vbucket_files(&data, BUCKET).iter().map(|f| fs::metadata(f).unwrap().len()).sum() };
+    let before = size();
+    let said = server.tool(&["bucket", "compact", BUCKET]);
+    assert!(said.fine().starts_with("compacted default: 4 vBuckets, "), "{}", said.fine());
+    assert!(size() * 4 < before, "{before} bytes became {}", size());
+    server.tool(&["bucket", "compact", "nowhere"]).said(1, &["nowhere"]);
+    let lines = server.tool(&["stats", "compaction"]).fine().to_owned();
+    assert!(lines.contains("running") && lines.contains("pace"), "{lines}");
+    for n in 0..10 {
+        assert_eq!(client.get(1, &format!("k{n}")).unwrap().text(), format!("19-{n}"));
+    }
+    let beyond = RequestFrame { vbucket: 9, extras: &[0; 24], ..RequestFrame::new(Opcode::CompactDb) };
+    assert_eq!(client.call(&beyond).unwrap().status, Status::NotMyVbucket);
+    server.kill9();
+
+    let file = harness::vbucket_files(&data, BUCKET).remove(0);
+    let name = file.to_str().unwrap();
+    let check: serde_json::Value =
+        serde_json::from_str(harness::run(&["file", "check", "--all", name]).fine()).unwrap();
+    assert_eq!(check["whole"], true, "{check}");
+    let out = dir.path().join("out.couch");
+    let compact = harness::run(&["file", "compact", name, out.to_str().unwrap()]);
+    let check: serde_json::Value = serde_json::from_str(compact.fine()).unwrap();
+    assert_eq!((&check["whole"], check["headers"].as_array().unwrap().len()), (&true.into(), 1), "{check}");
+    let dump = |path: &str| harness::run(&["file", "dump", path]).fine().to_owned();
+    assert_eq!(dump(name), dump(out.to_str().unwrap()));
+    harness::run(&["file", "compact", name, out.to_str().unwrap()]).said(4, &["exists"]);
+    let server = serve().start();
+    assert_eq!(server.client(BUCKET).get(1, "k3").unwrap().text(), "19-3");
+    server.stop();
+}
+
 /// What a killed server left in its log is shown; a damaged record is named with its place, by the tool and by the start.
 #[test]
 fn a_commit_log_is_shown_and_its_damage_named() {

@@ -1,5 +1,6 @@
 //! Whole stories: servers are started, driven side by side and ended, and a table is printed.
 
+mod compaction_sync;
 mod connections;
 mod file_cache;
 mod neighbours;
@@ -30,6 +31,8 @@ pub enum Experiment {
     Neighbours(neighbours::Neighbours),
     /// Durable writes: files closed each time, kept open, or behind a commit log
     FileCache(file_cache::FileCache),
+    /// Durable writes beside four compactions: none, synced every 16 MiB, every 1 MiB, governed
+    CompactionSync(compaction_sync::CompactionSync),
 }
 
 /// What every experiment takes.
@@ -125,6 +128,7 @@ impl Experiment {
             Experiment::Wakeups(e) => ("wakeups", &e.common),
             Experiment::Neighbours(e) => ("neighbours", &e.common),
             Experiment::FileCache(e) => ("file-cache", &e.common),
+            Experiment::CompactionSync(e) => ("compaction-sync", &e.common),
         };
         if let Err(error) = env::os::raise_fd_limit() {
             eprintln!("cannot raise the limit of open files: {error}");
@@ -138,6 +142,7 @@ impl Experiment {
             Experiment::Wakeups(e) => e.run(&mut bench)?,
             Experiment::Neighbours(e) => e.run(&mut bench)?,
             Experiment::FileCache(e) => e.run(&mut bench)?,
+            Experiment::CompactionSync(e) => e.run(&mut bench)?,
         };
         let mut machine = machine::describe(bench.scratch.path());
         machine["versions"] = json!(bench.versions);

@@ -104,6 +104,18 @@ impl Protocol for Couchbase {
     }
 }
 
+/// Has one vBucket's file of the selected bucket compacted, and waits for the end of it.
+///
+/// # Errors
+/// The server refuses, or the compaction fails.
+pub fn compact(stream: &mut TcpStream, vbucket: u16) -> Result<()> {
+    let request = RequestFrame { vbucket, extras: &[0; 24], ..RequestFrame::new(Opcode::CompactDb) };
+    match call(stream, &request)?.0 {
+        Status::Success => Ok(()),
+        code => Err(anyhow!("vBucket {vbucket} was not compacted: {}", code.name())),
+    }
+}
+
 fn hello(stream: &mut TcpStream) -> Result<()> {
     let features = [
         Feature::TcpNoDelay,

@@ -55,6 +55,7 @@ pub fn spec() -> BucketSpec {
         flush_enabled: true,
         eviction: persist::Eviction::default(),
         rules: persist::WriteRules::default(),
+        compaction: None,
     }
 }
 

@@ -1,11 +1,11 @@
 //! Commands on buckets as a whole: making, deleting and emptying them, and the states of their vBuckets.
 
 use engine::Waiter;
-use persist::{BucketSpec, Compression, StoreError};
+use persist::{BucketSpec, CompactionReport, Compression, Purge, StoreError};
 use scheduler::PoolKind;
 use types::{BucketUuid, Level, VbId, VbState};
 use wire::Status;
-use wire::kv::{CreateBucket, DeleteBucket, SetVbucket};
+use wire::kv::{CompactDb, CreateBucket, DeleteBucket, SetVbucket};
 
 use super::{Context, Refusal, einval, no_such_vbucket, not_supported};
 use crate::Shared;
@@ -75,6 +75,24 @@ impl Context<'_> {
         Ok(())
     }
 
+    /// Answered when the vBucket's file is compacted. What others asked of the same compaction is done too.
+    pub(super) fn compact(&mut self, vb: VbId, compact: &CompactDb) -> Result<(), Refusal> {
+        let bucket = self.bucket()?.bucket.clone();
+        bucket.vb_state(vb).ok_or_else(|| no_such_vbucket(vb))?;
+        let before_s = (compact.purge_before_s > 0).then(|| u32::try_from(compact.purge_before_s).unwrap_or(u32::MAX));
+        let upto = Some(compact.purge_before_seqno).filter(|seqno| seqno.0 > 0);
+        let ticket = self.ticket();
+        let mailbox = self.mailbox.clone();
+        self.wait(ticket, true);
+        let done = move |result: Result<CompactionReport, StoreError>| {
+            let refused = |error: StoreError| (Status::Etmpfail, error.to_string());
+            let answer = Answer::Job(result.map(|_| JobReply::default()).map_err(refused));
+            mailbox.post(Letter::Answer { ticket, answer });
+        };
+        bucket.store().compact(vb, Purge { all: compact.drop_deletes, before_s, upto }, Box::new(done));
+        Ok(())
+    }
+
     pub(super) fn get_vbucket(&mut self, vb: VbId) -> Result<(), Refusal> {
         let state = self.bucket()?.bucket.vb_state(vb).ok_or_else(|| no_such_vbucket(vb))?;
         self.value(Default::default(), &(state as u32).to_be_bytes())
@@ -134,6 +152,7 @@ fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, 
         flush_enabled: false,
         eviction: persist::Eviction::default(),
         rules: persist::WriteRules::default(),
+        compaction: None,
     };
     for (key, value) in pairs.split(';').filter_map(|pair| pair.split_once('=')) {
         let wrong = |_| format!("{key}={value} is not a number that fits");

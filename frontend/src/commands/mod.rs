@@ -150,7 +150,7 @@ impl<'c> Context<'c> {
             Command::SetVbucket(set) => self.set_vbucket(request.vbucket, &set),
             Command::GetVbucket => self.get_vbucket(request.vbucket),
             Command::DelVbucket(_) => self.del_vbucket(request.vbucket),
-            Command::CompactDb(_) => not_supported("compaction on request"),
+            Command::CompactDb(compact) => self.compact(request.vbucket, &compact),
             Command::SetParam(_) => not_supported("changing parameters through this port"),
             Command::StartPersistence | Command::StopPersistence => not_supported("switching persistence"),
             Command::EnableTraffic | Command::DisableTraffic => self.traffic(),

@@ -59,6 +59,7 @@ pub fn spec(name: &str, uuid: u128) -> BucketSpec {
         flush_enabled: false,
         eviction: persist::Eviction::default(),
         rules: persist::WriteRules::default(),
+        compaction: None,
     }
 }
 

@@ -2,17 +2,20 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use changelog::{Changelog, FailoverEntry, FailoverTable, VbRecord};
 use couchstore::kv::CollectionStats;
 use couchstore::{Couch, check};
 use env::sim::SimClock;
 use env::{Env, OpenMode};
-use persist::{BucketSpec, BucketStore, LogDriver, LogOptions, Nudge, Options, Store, StoreError, Urgency, WarmUp};
+use persist::{
+    BucketSpec, BucketStore, CompactionOptions, CompactionReport, LogDriver, LogOptions, Nudge, Options, Purge, Store,
+    StoreError, Urgency, WarmUp,
+};
 use scheduler::{Order, Stepper};
 use types::{
     BucketUuid, Cas, CollectionId, Datatype, DeleteSource, Item, KeyBuf, Kind, Level, Meta, RevSeqno, Seqno, VbId,
@@ -33,6 +36,7 @@ pub fn spec() -> BucketSpec {
         flush_enabled: false,
         eviction: persist::Eviction::default(),
         rules: persist::WriteRules::default(),
+        compaction: None,
     }
 }
 
@@ -79,9 +83,11 @@ impl Mode {
             driver: LogDriver::Task,
             ..LogOptions::default()
         });
+        // So small that many things can happen between two steps of a compaction.
+        let compaction = CompactionOptions { piece_bytes_max: 64, sync_every: 4096, ..CompactionOptions::default() };
         // Some with space kept back, some without.
         let reserve_bytes = if matches!(self, Mode::Kept | Mode::Recycling) { 64 << 10 } else { 0 };
-        Options { files_max, commit_log, reserve_bytes, ..Options::default() }
+        Options { files_max, commit_log, compaction, reserve_bytes, ..Options::default() }
     }
 
     pub fn is_logged(self) -> bool {
@@ -94,11 +100,35 @@ impl Mode {
 }
 
 #[derive(Default)]
-struct Nudges(AtomicU64);
+struct Nudges {
+    moves: AtomicU64,
+    expired: Mutex<Vec<KeyBuf>>,
+}
 
 impl Nudge for Nudges {
     fn marks_moved(&self, _: VbId) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn expired(&self, _: VbId, keys: Vec<KeyBuf>) {
+        self.expired.lock().unwrap().extend(keys);
+    }
+}
+
+/// Where the end of a compaction is told.
+#[derive(Clone, Default)]
+pub struct Answer(Arc<Mutex<Vec<Result<CompactionReport, StoreError>>>>);
+
+impl Answer {
+    /// `None`: not yet.
+    pub fn get(&self) -> Option<Result<CompactionReport, StoreError>> {
+        let told = self.0.lock().unwrap();
+        assert!(told.len() <= 1, "told once");
+        told.first().cloned()
+    }
+
+    pub fn report(&self) -> CompactionReport {
+        self.get().expect("it has ended").expect("it has not failed")
     }
 }
 
@@ -109,6 +139,8 @@ pub struct History {
     pub bucket_made: bool,
     pub changes: BTreeMap<u16, Vec<Item>>,
     pub durable: BTreeMap<u16, u64>,
+    /// Files are compacted, too, at random moments.
+    pub compacts: bool,
 }
 
 /// One run of a server's lower half.
@@ -177,7 +209,19 @@ impl Node {
     }
 
     pub fn nudges(&self) -> u64 {
-        self.nudges.0.load(Ordering::Relaxed)
+        self.nudges.moves.load(Ordering::Relaxed)
+    }
+
+    pub fn compact(&self, vb: u16, purge: Purge) -> Answer {
+        let answer = Answer::default();
+        let told = answer.clone();
+        self.bucket.compact(VbId(vb), purge, Box::new(move |result| told.0.lock().unwrap().push(result)));
+        answer
+    }
+
+    /// The keys that compactions found expired, as clients call them.
+    pub fn expired(&self) -> Vec<Vec<u8>> {
+        self.nudges.expired.lock().unwrap().iter().map(|key| key.as_key().as_bytes()[1..].to_vec()).collect()
     }
 
     pub fn warm_up(&self, vb: u16) -> Vec<Item> {
@@ -289,7 +333,16 @@ pub fn assert_node_holds(node: &Node, history: &History) {
         let (expected, facts) = model(changes, high);
         let found = node.warm_up(vb);
         assert!(found.is_sorted_by_key(|item| item.seqno()), "vb {vb}: in seqno order");
-        assert_eq!(found.len(), expected.len(), "vb {vb} at {high}");
+        let purge = recovered.get(&vb).map_or(Seqno(0), |r| r.purge);
+        let seqnos: BTreeSet<_> = found.iter().map(|item| item.seqno()).collect();
+        for item in expected.values().filter(|item| !seqnos.contains(&item.seqno())) {
+            let may_be_purged = item.is_deleted() && item.is_committed() && item.seqno() <= purge;
+            assert!(
+                may_be_purged && item.seqno().0 < high,
+                "vb {vb} at {high}, purged to {purge}: {} lacks",
+                item.seqno()
+            );
+        }
         for item in &found {
             let original = expected.get(&item.seqno().0).expect("nothing is invented");
             assert_eq!((item.id(), item.meta()), (original.id(), original.meta()), "vb {vb}");
@@ -302,6 +355,12 @@ pub fn assert_node_holds(node: &Node, history: &History) {
             on_disk_prepares: r.on_disk_prepares,
             items: facts.items,
         };
+        let open = expected.values().filter(|item| !item.is_committed()).count() as u64;
+        let mut facts = facts;
+        if history.compacts && (open..facts.on_disk_prepares).contains(&r.on_disk_prepares) {
+            // A compaction has left out what was completed.
+            facts.on_disk_prepares = r.on_disk_prepares;
+        }
         assert_eq!(found, facts, "vb {vb} at {high}");
         assert_counts(&node.env, &Path::new(DATA).join("buckets").join(BUCKET).join(&r.file), &facts);
     }
@@ -369,7 +428,10 @@ pub fn work_on(node: &Node, seed: u64, rounds: u64, history: &mut History) {
             }
         };
         history.changes.entry(vb).or_default().push(item);
-        for _ in 0..dice.below(3) {
+        if history.compacts && dice.below(3) == 0 {
+            node.compact(vb, Purge { all: dice.below(2) == 0, ..Purge::default() });
+        }
+        for _ in 0..dice.below(if history.compacts { 8 } else { 3 }) {
             node.stepper.step();
         }
     }

@@ -20,16 +20,21 @@ pub fn run(command: &File) -> Result<(), Refusal> {
             print(&info)
         }
         File::Dump { file, recover } => dump(file, mode(*recover)),
-        File::Check { file, all } => {
-            let depth = if *all { Depth::All } else { Depth::Newest };
-            let report = inspect::check(&*storage(), file, depth).map_err(|error| refuse(file, &error))?;
-            print(&report)?;
-            match report["damage"].get(0) {
-                None => Ok(()),
-                Some(first) => Err(damaged(file, first)),
-            }
+        File::Check { file, all } => check(file, if *all { Depth::All } else { Depth::Newest }),
+        File::Compact { file, out, recover } => {
+            couchstore::compact(&storage(), file, out, mode(*recover)).map_err(|error| refuse(file, &error))?;
+            check(out, Depth::All)
         }
         File::Log { dir } => log(dir),
+    }
+}
+
+fn check(file: &Path, depth: Depth) -> Result<(), Refusal> {
+    let report = inspect::check(&*storage(), file, depth).map_err(|error| refuse(file, &error))?;
+    print(&report)?;
+    match report["damage"].get(0) {
+        None => Ok(()),
+        Some(first) => Err(damaged(file, first)),
     }
 }
 

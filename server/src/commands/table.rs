@@ -59,6 +59,22 @@ const SHAPES: &[Shape] = &[
         ],
     },
     Shape {
+        group: "compaction",
+        prefix: "vb ",
+        name: "vBucket",
+        columns: &[
+            ("phase", "/phase"),
+            ("%", "/percent"),
+            ("bytes", "/bytes"),
+            ("of", "/bytes_total"),
+            ("written", "/bytes_written"),
+            ("bytes/s", "/bytes_per_s"),
+            ("left s", "/left_s"),
+            ("for s", "/elapsed_s"),
+            ("pace", "/pace"),
+        ],
+    },
+    Shape {
         group: "limits",
         prefix: "class ",
         name: "class",

@@ -89,11 +89,78 @@ pub static KEYS: &[Key] = &[
         set: |c, v| power_of_two(v, 1, 1024).map(|n| c.bucket_vbuckets = n as u16),
     },
     Key {
+        name: "compaction.file_mb_min",
+        default: "1",
+        applies: Live,
+        doc: "Files smaller than so many MiB are compacted only when somebody asks.",
+        set: |c, v| number(v, 0, 1 << 20).map(|n| c.compaction.trigger.file_bytes_min = n << 20),
+    },
+    Key {
+        name: "compaction.fragmentation_mb",
+        default: "0",
+        applies: Live,
+        doc: "A vBucket's file with so many MiB of garbage is compacted, whatever its share. 0: never for this reason. A bucket may have \
+              its own rules.",
+        set: |c, v| number(v, 0, 1 << 20).map(|n| c.compaction.trigger.garbage_bytes = n << 20),
+    },
+    Key {
+        name: "compaction.fragmentation_percent",
+        default: "30",
+        applies: Live,
+        doc: "A vBucket's file of which so much is garbage is compacted. 0: never for this reason. A bucket may have its own rules.",
+        set: |c, v| number(v, 0, 99).map(|n| c.compaction.trigger.garbage_percent = n as u8),
+    },
+    Key {
+        name: "compaction.limit",
+        default: "4",
+        applies: Live,
+        doc: "Compactions at a time; as many threads are kept for them from the start.",
+        set: |c, v| number(v, 1, persist::COMPACTIONS_MAX as u64).map(|n| c.compaction.limit = n as usize),
+    },
+    Key {
+        name: "compaction.purge_age_s",
+        default: "259200",
+        applies: Live,
+        doc: "Compaction leaves out deletions that are older than so many seconds. Who was away for longer must start anew.",
+        set: |c, v| number(v, 60, 10 * 365 * 86_400).map(|n| c.compaction.purge_age = Duration::from_secs(n)),
+    },
+    Key {
+        name: "compaction.sync_every",
+        default: "1MiB",
+        applies: Live,
+        doc: "A file in the making is synced whenever so much was written to it: bytes, or KiB, MiB, GiB such as 256KiB; off: only when it \
+              is whole. The more at once, the longer everybody else waits for the disk.",
+        set: |c, v| size_or_off(v, 4096, 1 << 40).map(|n| c.compaction.sync_every = n),
+    },
+    Key {
         name: "data_dir",
         default: "./settee-data",
         applies: Restart,
         doc: "Directory that holds everything. One server a directory.",
         set: |c, v| non_empty(v).map(|v| c.data_dir = v.into()),
+    },
+    Key {
+        name: "disk.floor_mb_s",
+        default: "4",
+        applies: Live,
+        doc: "MiB a second that compaction and the filing of the log may always write together, whatever clients feel; more if the files \
+              grow faster than that allows, or if the disk runs full.",
+        set: |c, v| number(v, 1, 4096).map(|n| c.disk.floor_bytes_per_s = n << 20),
+    },
+    Key {
+        name: "disk.free_mb_low",
+        default: "1024",
+        applies: Live,
+        doc: "With less than so many MiB free, compaction goes faster, whoever feels it.",
+        set: |c, v| number(v, 0, 1 << 30).map(|n| c.compaction.free_bytes_low = n << 20),
+    },
+    Key {
+        name: "disk.latency_budget_ms",
+        default: "5",
+        applies: Live,
+        doc: "How long a sync that clients wait for should take, in milliseconds. Compaction and the filing of the log slow down when it \
+              takes longer. While no client waits, they go as fast as the disk. 0: always.",
+        set: |c, v| number(v, 0, 60_000).map(|n| c.disk.latency_budget = (n > 0).then_some(Duration::from_millis(n))),
     },
     Key {
         name: "durability.timeout_ms",
@@ -401,6 +468,22 @@ fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
     if (least..=most).contains(&n) { Ok(n) } else { Err(wanted()) }
 }
 
+/// A number of bytes; 0 for "off".
+fn size_or_off(text: &str, least: u64, most: u64) -> Result<u64, String> {
+    let wanted = || format!("off, or {least} to {most} bytes, such as 65536, 256KiB or 1MiB");
+    if text == "off" {
+        return Ok(0);
+    }
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
+    let found = units.iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)));
+    let (digits, shift) = found.unwrap_or((text, 0));
+    let n: u64 = digits.trim_end().parse().map_err(|_| wanted())?;
+    match n.checked_mul(1 << shift) {
+        Some(bytes) if (least..=most).contains(&bytes) => Ok(bytes),
+        _ => Err(wanted()),
+    }
+}
+
 fn multiple_of_4096(text: &str, least: u64, most: u64) -> Result<u64, String> {
     match number(text, least, most) {
         Ok(n) if n % 4096 == 0 => Ok(n),
@@ -445,6 +528,14 @@ mod tests {
     }
 
     #[test]
+    fn a_size_is_a_number_with_or_without_a_unit() {
+        for (text, bytes) in [("off", 0), ("4096", 4096), ("64KiB", 65_536), ("1MiB", 1 << 20), ("2 GiB", 2 << 30)] {
+            assert_eq!(size_or_off(text, 4096, 1 << 40), Ok(bytes), "{text}");
+        }
+        assert!(size_or_off("99999999999GiB", 1, u64::MAX).is_err());
+    }
+
+    #[test]
     fn values_out_of_range_name_the_range() {
         let mut config = Config::defaults();
         for (key, value, expected) in [
@@ -454,6 +545,8 @@ mod tests {
             ("bucket.name", "a/b", "a bucket name"),
             ("bucket.name", "..", "a bucket name"),
             ("log.level", "=,=", "error, warn"),
+            ("compaction.sync_every", "1XiB", "off, or 4096"),
+            ("compaction.sync_every", "0", "off, or 4096"),
             ("persist.commit_log", "true", "on or off"),
             ("persist.file_cache.files_max", "-1", "a whole number from 0 to 1000000"),
             ("persist.log_segment_bytes", "33554433", "a multiple of 4096 from 33554432 to 1073741824"),

@@ -1,0 +1,242 @@
+//! What durable writes feel of four compactions: none beside them, synced seldom, synced often, and held to what the
+//! writes feel.
+
+use std::net::TcpStream;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde_json::{Value, json};
+use types::Level;
+
+use super::{Bench, Common, Story};
+use crate::load::{self, Load, Until, Watch};
+use crate::protocol::couchbase;
+use crate::report::{self, Column, Ratio, Row};
+use crate::servers::Server;
+use crate::target::Dialect;
+use crate::workload::{Order, Workload};
+
+#[derive(Args, Debug)]
+pub struct CompactionSync {
+    #[command(flatten)]
+    pub(super) common: Common,
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    clients: u32,
+    /// Durable writes a second, begun at their moments whether or not earlier ones are answered
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
+    /// Bytes of a value
+    #[arg(long, value_name = "BYTES", default_value_t = 1024)]
+    value_size: usize,
+    /// Documents before it begins [default: 200000, with --quick 80000]
+    #[arg(long, value_name = "N")]
+    items: Option<u64>,
+    /// vBuckets they are spread over: a power of two up to 1024
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    vbuckets: u32,
+    /// What a durable write's sync may take in the row with the governor, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 5)]
+    budget: u32,
+}
+
+const COMPACTIONS: u32 = 4;
+/// One vBucket, however slow.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Row, sync interval, whether the governor governs, whether anything is compacted beside the load.
+const CASES: &[(&str, &str, bool, bool)] = &[
+    ("none", "16MiB", false, false),
+    ("16MiB", "16MiB", false, true),
+    ("1MiB", "1MiB", false, true),
+    ("governor", "1MiB", true, true),
+];
+
+const COLUMNS: &[Column] = &[
+    Column("writes/s", "ops_per_s", report::whole),
+    Column("p50", "p50_us", report::us),
+    Column("p99", "p99_us", report::us),
+    Column("p99.9", "p999_us", report::us),
+    Column("p99.99", "p9999_us", report::us),
+    Column("max", "max_us", report::us),
+    Column("compacted", "compactions", report::whole),
+    Column("compaction MB/s", "compaction_mb_per_s", report::tenth),
+    Column("wall s, idle", "compaction_wall_s", report::tenth),
+    Column("files MB", "files_mb", report::whole),
+    Column("errors", "errors", report::whole),
+];
+
+impl CompactionSync {
+    pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Story> {
+        let time = self.common.seconds(30.0, 6.0)?;
+        for round in 1..=self.common.rounds() {
+            for case @ (name, ..) in CASES {
+                bench.check_stop()?;
+                bench.say(&format!("round {round}: {name}"));
+                match self.measure(bench, case, time) {
+                    Ok(row) => bench.rows.push(row),
+                    Err(error) => bench.rows.skip(name, &format!("{error:#}")),
+                }
+            }
+        }
+        let ratios = vec![
+            Ratio::new("p999_us", "governor", "none"),
+            Ratio::new("p999_us", "1MiB", "16MiB"),
+            Ratio::new("compaction_wall_s", "1MiB", "16MiB"),
+            Ratio::new("compaction_wall_s", "governor", "16MiB"),
+        ];
+        Ok(Story { columns: COLUMNS, ratios })
+    }
+
+    fn measure(&self, bench: &mut Bench<'_>, case: &(&str, &str, bool, bool), time: Duration) -> Result<Row> {
+        let (name, sync_every, is_governed, compacts) = *case;
+        let dir = bench.server_dir()?;
+        let budget_ms = if is_governed { self.budget } else { 0 };
+        let settings = [
+            format!("bucket.vbuckets={}", self.vbuckets),
+            format!("compaction.sync_every={sync_every}"),
+            format!("compaction.limit={COMPACTIONS}"),
+            // Only what is asked for, so that each row has as much to do.
+            "compaction.fragmentation_percent=0".to_owned(),
+            format!("disk.latency_budget_ms={budget_ms}"),
+            "persist.filing_age_s_max=1".to_owned(),
+        ];
+        let settee = self.common.settee()?;
+        let server = Server::settee(&settee, dir.path(), &settings)?;
+        bench.versions.insert("settee".to_owned(), server.version.clone());
+        self.fill(bench, &server)?;
+
+        let beside = Beside { server: &server, vbuckets: u64::from(self.vbuckets), settee: &settee };
+        beside.settle()?;
+        let mut row = Row::new();
+        let stop = AtomicBool::new(false);
+        if compacts {
+            let began = Instant::now();
+            beside.compact_all(Some(u64::from(self.vbuckets)), &stop)?;
+            row.insert("compaction_wall_s".into(), json!(began.elapsed().as_secs_f64()));
+        }
+        let before = beside.kvstore()?;
+        let began = Instant::now();
+        let outcome = thread::scope(|scope| -> Result<load::Outcome> {
+            let compacting = compacts.then(|| scope.spawn(|| beside.compact_all(None, &stop)));
+            let outcome = self.load(bench, &server, time);
+            stop.store(true, Relaxed);
+            let compacted = compacting.map_or(Ok(Ok(())), |thread| thread.join());
+            compacted.unwrap_or_else(|_| bail!("a thread panicked"))?;
+            outcome
+        })?;
+        let seconds = began.elapsed().as_secs_f64();
+        let after = beside.kvstore()?;
+        let count = |stats: &Value, name: &str| stats[format!("rw_0:{name}")].as_f64().unwrap_or(0.0);
+        row.append(&mut report::row(name, self.clients, &outcome));
+        row.insert("files_mb".into(), json!((count(&after, "file_bytes") / 1e6).round()));
+        if compacts {
+            let compactions = count(&after, "compactions") - count(&before, "compactions");
+            let each = count(&after, "live_bytes") / f64::from(self.vbuckets);
+            row.insert("compactions".into(), json!(compactions));
+            row.insert("compaction_mb_per_s".into(), json!(compactions * each / 1e6 / seconds));
+        }
+        Ok(row)
+    }
+
+    /// Every document once, and half of them again, so that the files have garbage.
+    fn fill(&self, bench: &Bench<'_>, server: &Server) -> Result<()> {
+        let items = self.items.unwrap_or(if self.common.quick { 80_000 } else { 200_000 });
+        for (order, ops) in [(Order::Sequential, items), (Order::Random, items / 2)] {
+            let load = Load {
+                workload: Workload { value_bytes: self.value_size, set_pct: 100, keys: items, order },
+                clients: 8,
+                depth: 16,
+                threads: 1,
+                warmup: Duration::ZERO,
+                until: Until::Ops(ops),
+                rate: None,
+                seed: 1,
+            };
+            let dialect = server.target.prepare(&server.identity, None)?;
+            let watch = Watch { stop: bench.stop, usage: &|| None, live: false };
+            if load::run(&server.target, &dialect, &load, &watch)?.interrupted {
+                bail!("interrupted");
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&self, bench: &Bench<'_>, server: &Server, time: Duration) -> Result<load::Outcome> {
+        let keys = self.items.unwrap_or(if self.common.quick { 80_000 } else { 200_000 });
+        let load = Load {
+            workload: Workload { value_bytes: self.value_size, set_pct: 100, keys, order: Order::Random },
+            clients: self.clients,
+            depth: 1,
+            threads: 1,
+            warmup: Duration::from_secs(2),
+            until: Until::For(time),
+            rate: Some(f64::from(self.rate)),
+            seed: 2,
+        };
+        let dialect = server.target.prepare(&server.identity, Some(Level::PersistMajority))?;
+        let usage = || server.usage();
+        let outcome =
+            load::run(&server.target, &dialect, &load, &Watch { stop: bench.stop, usage: &usage, live: true })?;
+        if outcome.interrupted { bail!("interrupted") } else { Ok(outcome) }
+    }
+}
+
+/// What goes on beside the load.
+struct Beside<'a> {
+    server: &'a Server,
+    vbuckets: u64,
+    settee: &'a std::path::Path,
+}
+
+impl Beside<'_> {
+    /// Waits until what was written is in the files.
+    fn settle(&self) -> Result<()> {
+        let began = Instant::now();
+        while self.kvstore()?["rw_0:pending_items"].as_u64() != Some(0) {
+            if began.elapsed() > PATIENCE {
+                bail!("the files did not take what was written within {PATIENCE:?}");
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// Compacts one vBucket after the other, a few at a time: so many, or until told to stop.
+    fn compact_all(&self, count: Option<u64>, stop: &AtomicBool) -> Result<()> {
+        let next = AtomicU64::new(0);
+        let work = || -> Result<()> {
+            let mut stream = self.connect()?;
+            loop {
+                let n = next.fetch_add(1, Relaxed);
+                if stop.load(Relaxed) || count.is_some_and(|count| n >= count) {
+                    return Ok(());
+                }
+                couchbase::compact(&mut stream, (n % self.vbuckets) as u16)?;
+            }
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..COMPACTIONS).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a thread panicked")))
+        })
+    }
+
+    fn connect(&self) -> Result<TcpStream> {
+        let mut stream = self.server.target.connect()?;
+        let dialect = self.server.target.prepare(&self.server.identity, None)?;
+        let Dialect::Couchbase(_) = &dialect else { bail!("only our own servers are compacted") };
+        dialect.protocol().open(&mut stream)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(stream)
+    }
+
+    fn kvstore(&self) -> Result<Value> {
+        let mut command = Command::new(self.settee);
+        command.args(["stats", "kvstore", "--json", "--kv", &self.server.target.address]);
+        let output = command.env("SETTEE_PASSWORD", &self.server.identity.password).output()?;
+        serde_json::from_slice(&output.stdout).with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
