@@ -1,6 +1,7 @@
 //! Statistics of the process, beside those of a bucket: what STAT and `/metrics` say of time, memory and the scheduler.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use frontend::StatProvider;
@@ -14,6 +15,8 @@ use crate::reload::InEffect;
 /// The groups that the process answers.
 pub struct Process {
     registry: Arc<Registry>,
+    /// Held weakly: statistics do not keep it alive.
+    engine: Weak<engine::Engine>,
     seen: Seen,
 }
 
@@ -32,13 +35,14 @@ impl Process {
         registry.add(frontend::METRICS);
         registry.add(engine::METRICS);
         registry.add(persist::stats::METRICS);
+        registry.add(persist::LOG_METRICS);
         registry.add(crate::reload::METRICS);
         seen.pools.register(&mut registry);
         registry.add(&seen.ledger.families());
         registry.add(&process_families(seen.began));
         registry.add(&bucket_families(engine));
         registry.assert_every_stat_name_is_unique();
-        Process { registry: Arc::new(registry), seen }
+        Process { registry: Arc::new(registry), engine: Arc::downgrade(engine), seen }
     }
 
     pub fn registry(&self) -> Arc<Registry> {
@@ -89,6 +93,40 @@ impl Process {
         emit("timer_wakeups", &stats.timer_wakeups.to_string());
     }
 
+    /// The file cache, the log, and what goes to the disk for what was accepted.
+    fn persist(&self, emit: &mut dyn FnMut(&str, &str)) {
+        let mut number = |name: &str, value: &dyn std::fmt::Display| emit(name, &value.to_string());
+        let mut counts = BTreeMap::new();
+        for family in persist::stats::METRICS.iter().chain(persist::LOG_METRICS) {
+            family.walk(&mut |_, value| match value {
+                Value::Counter(n) => drop(counts.insert(family.name(), n)),
+                Value::Gauge(n) => number(family.name(), &n),
+                Value::Timings(_) => {}
+            });
+        }
+        counts.iter().for_each(|(name, n)| number(name, n));
+        let of = |name| counts.get(name).copied().unwrap_or(0) as f64;
+        let written = of("log_disk_bytes") + of("file_bytes_written");
+        number("write_amplification", &format!("{:.2}", written / of("accepted_bytes").max(1.0)));
+        let Some(engine) = self.engine.upgrade() else { return };
+        let store = engine.store();
+        number("file_cache_files_max", &store.files().stats().files_max);
+        number("disk_full", &store.disk_full());
+        number("unfiled_items", &store.buckets().iter().map(|bucket| bucket.pending()).sum::<u64>());
+        number("unfiled_bytes", &store.buckets().iter().map(|bucket| bucket.unfiled_bytes()).sum::<u64>());
+        number("log", &if store.log_stats().is_some() { "on" } else { "off" });
+        let Some(log) = store.log_stats() else { return };
+        number("log_way", &log.way);
+        number("log_syncs", &log.syncs);
+        number("log_records_a_sync", &format!("{:.1}", log.records as f64 / log.syncs.max(1) as f64));
+        number("log_waiting_bytes", &log.waiting_bytes);
+        number("log_segments", &log.segments);
+        number("log_bytes_in_use", &log.bytes_in_use);
+        number("log_bytes_max", &log.bytes_max);
+        number("log_full_why", &log.full.as_deref().unwrap_or(""));
+        number("log_poisoned_why", &log.poisoned.as_deref().unwrap_or(""));
+    }
+
     /// The sum, then a line a class.
     fn limits(&self, emit: &mut dyn FnMut(&str, &str)) {
         let stats = self.seen.ledger.stats();
@@ -111,6 +149,7 @@ impl StatProvider for Process {
             "timings" => self.timings(arguments, bucket, emit),
             "scheduler" | "tasks" => self.scheduler(emit),
             "limits" => self.limits(emit),
+            "persist" => self.persist(emit),
             // "settings" is what memcached's tools call it.
             "config" | "settings" => self.seen.in_effect.emit(emit),
             "uuid" => emit("uuid", &self.seen.node_uuid),
