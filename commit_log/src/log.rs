@@ -345,10 +345,14 @@ impl Log {
 
     fn next_segment(&self, writer: &mut Writer) -> Result<(), Halt> {
         loop {
-            let mut space = self.space.lock();
-            if let Some(next) = space.ready.pop_front() {
-                space.active_sequence = next.header.sequence;
+            let next = self.space.lock().ready.pop_front();
+            if let Some(next) = next {
+                let sequence = next.header.sequence;
                 let (full, marks) = writer.switch(next);
+                let full = full.rest();
+                let mut space = self.space.lock();
+                // Not before the full one is counted: until then it is the oldest that is needed.
+                space.active_sequence = sequence;
                 space.seal(full, marks);
                 let wants_another = space.ready.is_empty();
                 drop(space);
@@ -358,7 +362,6 @@ impl Log {
                 }
                 return Ok(());
             }
-            drop(space);
             if !self.prepare()? {
                 return Err(Halt::Soon);
             }
@@ -415,10 +418,10 @@ impl Log {
         drop(space);
 
         let made = match spare {
-            Some(mut spare) => match spare.begin(&self.env, header) {
-                Ok(()) => {
+            Some(spare) => match spare.begin(&self.env, header) {
+                Ok(segment) => {
                     stats::RECYCLED.inc();
-                    Ok(spare)
+                    Ok(segment)
                 }
                 Err(trouble) => Err((trouble, Some(spare))),
             },
