@@ -18,7 +18,7 @@ use crate::format::{
     BLOCK_BYTES, DATA_AT, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader, Slot, seed,
 };
 use crate::scan::{Found, Walk, record_at};
-use crate::segment::{self, Pace, Segment, Trouble};
+use crate::segment::{self, Pace, Resting, Segment, Trouble};
 use crate::space::{Key, Mark, Marks};
 
 /// Of the first file of a log, for which a start waits. A start with an empty data directory took 80 ms without a log, 130
@@ -42,7 +42,7 @@ pub struct Replayed {
 /// A log as it was left.
 pub(crate) struct Opened {
     pub log_id: u128,
-    pub sealed: VecDeque<(Segment, Marks)>,
+    pub sealed: VecDeque<(Resting, Marks)>,
     pub active: Segment,
     pub active_marks: Marks,
     /// Where the next record goes, and what stands before it in its block.
@@ -52,7 +52,7 @@ pub(crate) struct Opened {
     /// Segments after the active one, without records.
     pub ready: VecDeque<Segment>,
     /// Segments nothing needs any more.
-    pub spares: Vec<Segment>,
+    pub spares: Vec<Resting>,
     pub next_number: u32,
 }
 
@@ -224,7 +224,7 @@ pub(crate) fn open(
         segment.renew_header().map_err(refused(&path))?;
     }
     env.storage.sync_dir(dir).map_err(LogError::io("sync directory", dir))?;
-    for segment in &mut segments {
+    for segment in segments.iter_mut().skip(active_at) {
         segment.durable = env.storage.open_durable(&segment.path).unwrap_or_default();
     }
 
@@ -236,7 +236,7 @@ pub(crate) fn open(
     let tail = if reading.last.is_some() { bytes[block_at..at as usize].to_vec() } else { Vec::new() };
     Ok(Opened {
         log_id: active.header.log_id,
-        sealed: segments.into_iter().zip(marks).collect(),
+        sealed: segments.into_iter().map(Segment::rest).zip(marks).collect(),
         active,
         active_marks,
         at,
@@ -272,11 +272,7 @@ fn begin_after(
     let mut spares = keep_spares(env, options, ours, 0)?;
     let header = SegmentHeader { log_id, sequence, oldest: sequence, segment_bytes: options.segment_bytes };
     let active = match spares.pop() {
-        Some(mut spare) => {
-            let path = spare.path.clone();
-            spare.begin(env, header).map_err(refused(&path))?;
-            spare
-        }
+        Some(spare) => spare.begin(env, header).map_err(refused(&spare.path))?,
         None => {
             let path = dir.join(segment::file_name(next_number));
             next_number += 1;
@@ -372,13 +368,13 @@ fn decode(segment: &Segment, found: &Found<'_>) -> Result<Option<Replayed>, LogE
 }
 
 /// Keeps those surplus files that can be used again, within bounds, and removes the others.
-fn keep_spares(env: &Env, options: &Options, surplus: Vec<Candidate>, needed: usize) -> Result<Vec<Segment>, LogError> {
+fn keep_spares(env: &Env, options: &Options, surplus: Vec<Candidate>, needed: usize) -> Result<Vec<Resting>, LogError> {
     let mut spares = Vec::new();
     for candidate in surplus {
         let fits = candidate.size >= options.segment_bytes && needed + spares.len() < options.segments_max();
         match candidate.newest() {
             Some((header, slot)) if fits => {
-                spares.push(candidate.into_segment(header, slot));
+                spares.push(candidate.into_segment(header, slot).rest());
             }
             _ => remove(env, &candidate)?,
         }

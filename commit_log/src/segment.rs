@@ -45,6 +45,26 @@ pub(crate) struct Segment {
     pub file_bytes: u64,
 }
 
+/// A segment that is not written to: no descriptor is open for it.
+pub(crate) struct Resting {
+    pub path: PathBuf,
+    pub header: SegmentHeader,
+    slot: u8,
+    file_bytes: u64,
+}
+
+impl Resting {
+    /// Starts another life of the file. Its old records are none from here on.
+    pub fn begin(&self, env: &Env, header: SegmentHeader) -> Result<Segment, Trouble> {
+        let Resting { path, header: before, slot, file_bytes } = self;
+        let file = env.storage.open(path, OpenMode::ReadWrite).map_err(Trouble::no_room("open", path))?;
+        let (slot, file_bytes) = (*slot, *file_bytes);
+        let mut segment = Segment { file, durable: None, path: path.clone(), header: *before, slot, file_bytes };
+        segment.begin(env, header)?;
+        Ok(segment)
+    }
+}
+
 /// Why a file could not be made ready.
 #[derive(Debug)]
 pub(crate) enum Trouble {
@@ -109,15 +129,17 @@ fn fill(file: &dyn File, path: &Path, mut at: u64, bytes: u64, pace: Pace) -> Re
 }
 
 impl Segment {
-    /// Starts another life of the file. Its old records are none from here on.
-    pub fn begin(&mut self, env: &Env, header: SegmentHeader) -> Result<(), Trouble> {
+    fn begin(&mut self, env: &Env, header: SegmentHeader) -> Result<(), Trouble> {
         self.grow(header.segment_bytes)?;
         self.write_header(1 - self.slot, header)?;
-        if self.durable.is_none() {
-            // Without it the log is slower, not worse.
-            self.durable = env.storage.open_durable(&self.path).unwrap_or_default();
-        }
+        // Without it the log is slower, not worse.
+        self.durable = env.storage.open_durable(&self.path).unwrap_or_default();
         Ok(())
+    }
+
+    /// Closes the file.
+    pub fn rest(self) -> Resting {
+        Resting { path: self.path, header: self.header, slot: self.slot, file_bytes: self.file_bytes }
     }
 
     /// For a segment without records: writes its header once more, in case the sync after the first time failed.

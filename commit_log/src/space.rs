@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use hashbrown::{HashMap, HashSet};
 use types::{BucketUuid, Seqno, VbId};
 
-use crate::segment::Segment;
+use crate::segment::{Resting, Segment};
 
 /// A vBucket of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,11 +40,11 @@ pub(crate) type Marks = HashMap<Key, Mark>;
 /// 2. `holders` are the marks of `sealed[0]` that `filed` does not cover; it is never empty while there is a `sealed[0]`.
 /// 3. A segment is in `spares` only when all in it is filed, or of a bucket that is gone.
 pub(crate) struct Space {
-    sealed: VecDeque<(Segment, Marks)>,
+    sealed: VecDeque<(Resting, Marks)>,
     holders: Marks,
     filed: Marks,
     forgotten: HashSet<BucketUuid>,
-    pub spares: Vec<Segment>,
+    pub spares: Vec<Resting>,
     /// Durable headers and no records; the first is next.
     pub ready: VecDeque<Segment>,
     /// Somebody is making a segment ready.
@@ -58,7 +58,7 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    pub fn new(ready: VecDeque<Segment>, spares: Vec<Segment>, active_sequence: u64, next_number: u32) -> Space {
+    pub fn new(ready: VecDeque<Segment>, spares: Vec<Resting>, active_sequence: u64, next_number: u32) -> Space {
         let newest = ready.back().map_or(active_sequence, |segment| segment.header.sequence);
         Space {
             sealed: VecDeque::new(),
@@ -76,7 +76,7 @@ impl Space {
     }
 
     /// Takes a segment that is full.
-    pub fn seal(&mut self, segment: Segment, marks: Marks) {
+    pub fn seal(&mut self, segment: Resting, marks: Marks) {
         self.sealed.push_back((segment, marks));
         if self.sealed.len() == 1 {
             self.look_at_oldest();

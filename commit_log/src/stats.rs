@@ -28,6 +28,8 @@ metrics::metrics! {
 /// One reading of a log. Taking it touches no file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
+    /// How what is written becomes durable.
+    pub way: &'static str,
     pub syncs: u64,
     /// Submissions taken.
     pub submits: u64,

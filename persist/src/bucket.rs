@@ -264,6 +264,11 @@ impl BucketStore {
         self.vbs.iter().filter_map(pending).sum()
     }
 
+    /// Memory of changes that are in the commit log and whose filing has not begun.
+    pub fn unfiled_bytes(&self) -> u64 {
+        self.home.unfiled_bytes.load(Relaxed)
+    }
+
     pub fn stats(&self) -> BucketStoreStats {
         let counters = &self.home.counters;
         let poisoned = |vb: &Arc<Vb>| {

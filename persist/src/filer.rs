@@ -2,7 +2,8 @@
 //!
 //! A file's commit costs the same two syncs for one change as for a thousand, and nobody waits for it. So files are written
 //! late: when their oldest unfiled change has come of age, when a bucket holds too many bytes of them, or when the log
-//! needs the room.
+//! needs the room. Thousands that changed together would come of age together, and whoever waits for the log's sync would
+//! wait for all of theirs; so from half the age on they go a part at a time, and are spread from then on.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +17,9 @@ use types::rank::{Mutex, Rank};
 use crate::queue::Urgency;
 use crate::shared::Shared;
 use crate::vb::Vb;
+
+/// Steps from half the age of filing to the whole.
+const PARTS: u32 = 32;
 
 /// vBuckets that want to be filed, each with the moment since when.
 type List = VecDeque<(Duration, Arc<Vb>)>;
@@ -91,7 +95,7 @@ impl Filer {
         list.push_back((now, Arc::clone(vb)));
         drop(lists);
         if is_first && let Some(task) = self.task.get() {
-            task.wake_at(now + self.file_after);
+            task.wake_at(now + self.file_after / 2);
         }
         let home = &vb.home;
         if home.unfiled_bytes.load(Ordering::Relaxed) > home.unfiled_bytes_max {
@@ -105,22 +109,34 @@ impl Filer {
         let mut due = Vec::new();
         let mut next = None;
         for list in self.lists.lock().values_mut() {
+            let mut part = if all_now { list.len() } else { self.part_of(list, now) };
             let Some(home) = list.front().map(|(_, vb)| Arc::clone(&vb.home)) else { continue };
             // Down to half, so that the next batches are large again.
             let is_heavy = home.unfiled_bytes.load(Ordering::Relaxed) > home.unfiled_bytes_max;
             let aim = if is_heavy { home.unfiled_bytes_max / 2 } else { u64::MAX };
-            while let Some((since, _)) = list.front()
-                && (all_now || *since + self.file_after <= now || home.unfiled_bytes.load(Ordering::Relaxed) > aim)
-            {
-                let (_, vb) = list.pop_front().expect("just seen");
+            while part > 0 || home.unfiled_bytes.load(Ordering::Relaxed) > aim {
+                let Some((_, vb)) = list.pop_front() else { break };
+                part = part.saturating_sub(1);
                 vb.is_listed.store(false, Ordering::Release);
                 vb.take_unfiled_bytes();
                 due.push(vb);
             }
-            let first = list.front().map(|(since, _)| *since + self.file_after);
+            let first = list.front().map(|(since, _)| (*since + self.file_after / 2).max(now + self.step()));
             next = next.into_iter().chain(first).min();
         }
         (due, next)
+    }
+
+    fn step(&self) -> Duration {
+        self.file_after / 2 / PARTS
+    }
+
+    /// How many should go now, so that those past half the age go evenly until the oldest is of age.
+    fn part_of(&self, list: &List, now: Duration) -> usize {
+        let Some((oldest, _)) = list.front() else { return 0 };
+        let left = (*oldest + self.file_after).saturating_sub(now);
+        let steps = 1 + left.as_nanos().div_ceil(self.step().as_nanos().max(1)) as usize;
+        list.partition_point(|(since, _)| *since + self.file_after / 2 <= now) / steps
     }
 }
 

@@ -19,7 +19,7 @@ use crate::commit::commit;
 use crate::error::{StoreError, Verdict};
 use crate::queue::Outcome;
 use crate::reserve::is_out_of_space;
-use crate::stats::{FLUSH_FAILURES, FLUSHED_BYTES, FLUSHED_ITEMS, FLUSHES, SYNC_FAILURES};
+use crate::stats::{ACCEPTED_BYTES, FILE_BYTES, FLUSH_FAILURES, FLUSHED_BYTES, FLUSHED_ITEMS, FLUSHES, SYNC_FAILURES};
 use crate::vb::{Attached, Committed, Vb};
 
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -94,10 +94,13 @@ fn what_to_flush(vb: &Vb, attached: &Attached, is_logged: bool) -> Option<Slice>
 fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed: Committed) {
     let recovered = vb.failures() > 0;
     let grown = committed.file_bytes.saturating_sub(vb.committed().map_or(0, |before| before.file_bytes));
+    FILE_BYTES.add(grown);
     vb.home.shared.governor.grew(grown);
     if vb.home.shared.is_logged() {
         vb.home.shared.governor.spent(grown);
     }
+    let accepted = slice.items.iter().filter(|item| item.is_committed());
+    ACCEPTED_BYTES.add(accepted.map(|item| (item.id().len() + item.value().len()) as u64).sum());
     // Before the marks: whoever sees them may ask the file.
     vb.set_committed(committed);
     attached.recorded.store(slice.record_version, Ordering::Release);

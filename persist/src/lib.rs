@@ -38,6 +38,7 @@ mod vb;
 use std::time::Duration;
 
 pub use bucket::{BucketStore, RecoveredVb, WarmUp};
+pub use commit_log::stats::METRICS as LOG_METRICS;
 pub use commit_log::{Driver as LogDriver, Inspection as LogInspection, LogStats};
 pub use compaction::{
     COMPACTIONS_MAX, CompactionDone, CompactionOptions, CompactionProgress, CompactionReport, Phase, Purge, Trigger,

@@ -14,6 +14,10 @@ metrics::metrics! {
     pub static FLUSHED_ITEMS: Counter = "flushed_items";
     /** Bytes of changes taken into flushes. */
     pub static FLUSHED_BYTES: Counter = "flushed_bytes";
+    /** Bytes of keys and values that clients had changed and that are in files now, each version once. Divides the bytes written. */
+    pub static ACCEPTED_BYTES: Counter = "accepted_bytes";
+    /** Bytes appended to vBucket files by flushes. With log_disk_bytes: all that was written for accepted_bytes. */
+    pub static FILE_BYTES: Counter = "file_bytes_written";
     /** How long reading a group of documents from one vBucket's file took. */
     pub static FETCHES: Timings = "background_fetch_duration";
     /** Flushes that failed and were put back to be tried again. */

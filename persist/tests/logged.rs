@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use env::Env;
 use env::sim::{self, Fate, Fault, FaultPlan, Op, Rule, Sim};
-use persist::{BucketSpec, Options, StoreError, Verdict};
+use persist::{BucketSpec, Options, StoreError, Urgency, Verdict};
 use rig::{DATA, History, LOG_MODES, Mode, Node, Seed, assert_holds, assert_node_holds, work, work_on};
 use types::{BucketUuid, KeyBuf, Kind, VbId};
 
@@ -44,13 +44,41 @@ fn a_change_is_durable_after_one_sync_and_filed_when_it_has_come_of_age() {
     assert_eq!((0..rig::VBS).map(|vb| marks(&node, vb)).max(), Some((1, 0)));
     assert_eq!((sim.storage.count(Op::Sync), node.bucket.stats().commits), (1, 0), "one sync for all");
     assert_eq!(node.nudges(), u64::from(rig::VBS));
-    node.stepper.advance(Duration::from_millis(9_999));
+    node.stepper.advance(Duration::from_millis(9_300));
     assert_eq!(node.bucket.stats().commits, 0);
-    node.stepper.advance(Duration::from_millis(1));
+    node.stepper.advance(Duration::from_millis(700));
     assert_eq!((0..rig::VBS).map(|vb| marks(&node, vb)).min(), Some((1, 1)));
     assert_eq!(value(&node, 3, "a").unwrap(), b"one");
     assert!(node.logs.iter().all(|log| log.backlog().0 == 0), "filed changes leave memory");
     assert_eq!(node.stepper.next_deadline(), None, "an idle store has nothing to wake for");
+}
+
+/// Many vBuckets that changed at one moment are filed over half the age, a few at a time, and none is late.
+#[test]
+fn what_changed_together_is_not_filed_all_at_once() {
+    const VBUCKETS: u16 = 128;
+    let (env, _sim) = sim::env(9);
+    let mut options = Mode::Logged.options();
+    options.commit_log.as_mut().unwrap().bytes_max = 1 << 20;
+    let node = Node::start_with(&env, 9, options).unwrap();
+    let spec = BucketSpec { name: "many".into(), uuid: BucketUuid(6), vbuckets: VBUCKETS, ..rig::spec() };
+    let bucket = node.store.create_bucket(spec).unwrap();
+    let logs = rig::attach_to(&bucket, VBUCKETS);
+    for vb in 0..VBUCKETS {
+        rig::append(&logs[usize::from(vb)], &node.env, "a", Some(b"v"), Kind::Committed { prepared: None });
+        bucket.changed(VbId(vb), Urgency::Durable);
+    }
+    node.run();
+    node.stepper.advance(Duration::from_millis(4_999));
+    assert_eq!(bucket.stats().commits, 0);
+    let mut before = 0;
+    for _ in 0..50 {
+        node.stepper.advance(Duration::from_millis(101));
+        let commits = bucket.stats().commits;
+        assert!(commits - before <= 8, "{} at once", commits - before);
+        before = commits;
+    }
+    assert_eq!(before, u64::from(VBUCKETS));
 }
 
 /// The filer's other reason: a bucket holds many bytes that only the log has.

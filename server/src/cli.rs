@@ -100,8 +100,8 @@ pub struct Target {
 
 #[derive(Args)]
 pub struct Stats {
-    /// Which counters: empty for the general ones, or a group such as timings, memory, connections, limits, scheduler, config,
-    /// vbucket-details
+    /// Which counters: empty for the general ones, or a group such as timings, memory, connections, limits, scheduler, persist,
+    /// config, vbucket-details
     pub group: Option<String>,
     /// Arguments of the group, such as a vBucket
     pub args: Vec<String>,

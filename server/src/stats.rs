@@ -1,5 +1,6 @@
 //! Statistics of the process, beside those of a bucket: what STAT and `/metrics` say of time, memory and the scheduler.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use crate::reload::InEffect;
 /// The groups that the process answers.
 pub struct Process {
     registry: Arc<Registry>,
+    /// Held weakly: statistics do not keep it alive.
     seen: Seen,
 }
 
@@ -33,6 +35,7 @@ impl Process {
         registry.add(frontend::METRICS);
         registry.add(engine::METRICS);
         registry.add(persist::stats::METRICS);
+        registry.add(persist::LOG_METRICS);
         registry.add(crate::reload::METRICS);
         seen.pools.register(&mut registry);
         registry.add(&seen.ledger.families());
@@ -123,6 +126,39 @@ impl Process {
         emit("cas_enabled", "yes");
     }
 
+    /// The file cache, the log, and what goes to the disk for what was accepted.
+    fn persist(&self, emit: &mut dyn FnMut(&str, &str)) {
+        let mut number = |name: &str, value: &dyn std::fmt::Display| emit(name, &value.to_string());
+        let mut counts = BTreeMap::new();
+        for family in persist::stats::METRICS.iter().chain(persist::LOG_METRICS) {
+            family.walk(&mut |_, value| match value {
+                Value::Counter(n) => drop(counts.insert(family.name(), n)),
+                Value::Gauge(n) => number(family.name(), &n),
+                Value::Timings(_) => {}
+            });
+        }
+        counts.iter().for_each(|(name, n)| number(name, n));
+        let of = |name| counts.get(name).copied().unwrap_or(0) as f64;
+        let written = of("log_disk_bytes") + of("file_bytes_written");
+        number("write_amplification", &format!("{:.2}", written / of("accepted_bytes").max(1.0)));
+        let store = self.seen.engine.store();
+        number("file_cache_files_max", &store.files().stats().files_max);
+        number("disk_full", &store.disk_full());
+        number("unfiled_items", &store.buckets().iter().map(|bucket| bucket.pending()).sum::<u64>());
+        number("unfiled_bytes", &store.buckets().iter().map(|bucket| bucket.unfiled_bytes()).sum::<u64>());
+        number("log", &if store.log_stats().is_some() { "on" } else { "off" });
+        let Some(log) = store.log_stats() else { return };
+        number("log_way", &log.way);
+        number("log_syncs", &log.syncs);
+        number("log_records_a_sync", &format!("{:.1}", log.records as f64 / log.syncs.max(1) as f64));
+        number("log_waiting_bytes", &log.waiting_bytes);
+        number("log_segments", &log.segments);
+        number("log_bytes_in_use", &log.bytes_in_use);
+        number("log_bytes_max", &log.bytes_max);
+        number("log_full_why", &log.full.as_deref().unwrap_or(""));
+        number("log_poisoned_why", &log.poisoned.as_deref().unwrap_or(""));
+    }
+
     /// The sum, then a line a class.
     fn limits(&self, emit: &mut dyn FnMut(&str, &str)) {
         let stats = self.seen.ledger.stats();
@@ -148,6 +184,7 @@ impl StatProvider for Process {
             "compaction" => self.compaction(emit),
             "config" => self.seen.in_effect.emit(emit),
             "settings" => self.settings(emit),
+            "persist" => self.persist(emit),
             "uuid" => emit("uuid", &self.seen.node_uuid),
             _ => return false,
         }

@@ -237,9 +237,18 @@ pub fn attach(bucket: &BucketStore) -> Vec<Arc<Changelog>> {
     attach_with(bucket, &Arc::new(Nudges::default()))
 }
 
+/// The same for a bucket with another number of vBuckets.
+pub fn attach_to(bucket: &BucketStore, vbs: u16) -> Vec<Arc<Changelog>> {
+    attach_some(bucket, vbs, &Arc::new(Nudges::default()))
+}
+
 fn attach_with(bucket: &BucketStore, nudges: &Arc<Nudges>) -> Vec<Arc<Changelog>> {
+    attach_some(bucket, VBS, nudges)
+}
+
+fn attach_some(bucket: &BucketStore, vbs: u16, nudges: &Arc<Nudges>) -> Vec<Arc<Changelog>> {
     let recovered: BTreeMap<_, _> = bucket.recovered().into_iter().map(|r| (r.vb, r)).collect();
-    let logs = (0..VBS).map(|vb| {
+    let logs = (0..vbs).map(|vb| {
         let log = match recovered.get(&VbId(vb)) {
             Some(r) => Changelog::new(r.high, r.max_cas, r.record.clone()),
             None => Changelog::new(Seqno(0), Cas(0), record(VbState::Active)),

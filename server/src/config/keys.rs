@@ -297,7 +297,7 @@ pub static KEYS: &[Key] = &[
         name: "persist.filing_age_s_max",
         default: "10",
         applies: Restart,
-        doc: "A change that is in the commit log goes to its vBucket's file when it is so many seconds old. Longer: larger batches, fewer \
+        doc: "A change that is in the commit log goes to its vBucket's file by the time it is so many seconds old. Longer: larger batches, fewer \
               bytes written, more to file after a crash.",
         set: |c, v| number(v, 1, 3600).map(|n| c.filing_age_s_max = n as u32),
     },
