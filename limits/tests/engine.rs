@@ -109,6 +109,7 @@ fn spec() -> BucketSpec {
         flush_enabled: true,
         eviction: persist::Eviction::default(),
         rules: persist::WriteRules::default(),
+        compaction: None,
     }
 }
 
