@@ -41,7 +41,7 @@ impl Server {
             flush_enabled: false,
             eviction: Eviction::Value,
             rules: persist::WriteRules::default(),
-            compaction: Default::default(),
+            compaction: None,
         };
         engine.create_bucket(spec).unwrap();
         let users = Users::in_memory(&env).with_iterations(0);

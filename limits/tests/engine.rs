@@ -109,7 +109,7 @@ fn spec() -> BucketSpec {
         flush_enabled: true,
         eviction: persist::Eviction::default(),
         rules: persist::WriteRules::default(),
-        compaction: Default::default(),
+        compaction: None,
     }
 }
 

@@ -431,8 +431,6 @@ fn a_stream_that_is_no_protocol_is_closed_without_an_answer() {
     let whole = RequestFrame { key: b"witness", vbucket: 3, ..RequestFrame::new(Opcode::Get) }.to_bytes();
     // With each: whether the client hangs up first, which a server that waits for more needs to be told.
     let cases: Vec<(&str, Vec<u8>, bool)> = vec![
-        ("text commands", b"get k\r\n".to_vec(), false),
-        ("HTTP", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(), false),
         ("TLS", vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3], false),
         ("one zero byte", vec![0], false),
         ("a push that only servers send", length(0x82, 0), false),

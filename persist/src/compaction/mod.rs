@@ -45,7 +45,7 @@ pub const COMPACTIONS_MAX: usize = 16;
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(30);
 
 /// When a vBucket's file is compacted without being asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Trigger {
     /// Of the file, what is garbage. 0: never for this reason.
@@ -54,6 +54,13 @@ pub struct Trigger {
     pub garbage_bytes: u64,
     /// Smaller files are left alone.
     pub file_bytes_min: u64,
+}
+
+impl Default for Trigger {
+    /// Never. A small file is mostly gaps however often it is compacted, so it is left alone by any rule.
+    fn default() -> Trigger {
+        Trigger { garbage_percent: 0, garbage_bytes: 0, file_bytes_min: 1 << 20 }
+    }
 }
 
 impl Trigger {

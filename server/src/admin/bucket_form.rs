@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use persist::{BucketSpec, Compression, Eviction};
+use persist::{BucketSpec, Compression, Eviction, Trigger};
 use serde_json::{Value, json};
 use types::Level;
 
@@ -63,7 +63,27 @@ pub fn apply(form: &Fields, mut spec: BucketSpec) -> Result<BucketSpec, Wrong> {
     if let Some(level) = word(form, "durabilityMinLevel", LEVEL)? {
         spec.rules.min_durability = level;
     }
+    spec.compaction = compaction(form, spec.compaction)?;
     Ok(spec)
+}
+
+const OWN_RULES: &str = "autoCompactionDefined";
+const GARBAGE_PERCENT: &str = "databaseFragmentationThreshold[percentage]";
+const GARBAGE_BYTES: &str = "databaseFragmentationThreshold[size]";
+
+/// When the bucket's files are compacted; `None`: as the server says.
+fn compaction(form: &Fields, before: Option<Trigger>) -> Result<Option<Trigger>, Wrong> {
+    if word(form, OWN_RULES, &[("false", false), ("true", true)])? == Some(false) {
+        return Ok(None);
+    }
+    let percent = number(form, GARBAGE_PERCENT, 0, 99)?.map(|percent| percent as u8);
+    let bytes = number(form, GARBAGE_BYTES, 0, 1 << 50)?;
+    if percent.is_none() && bytes.is_none() {
+        return Ok(before);
+    }
+    let before = before.unwrap_or_default();
+    let garbage_percent = percent.unwrap_or(before.garbage_percent);
+    Ok(Some(Trigger { garbage_percent, garbage_bytes: bytes.unwrap_or(before.garbage_bytes), ..before }))
 }
 
 /// As [`apply`], for a bucket that exists: some of its settings are fixed.
@@ -92,6 +112,9 @@ pub fn describe(spec: &BucketSpec) -> Value {
         "compressionMode": name_of(spec.rules.compression, COMPRESSION),
         "durabilityMinLevel": name_of(spec.rules.min_durability, LEVEL),
         "maxTTL": spec.rules.max_ttl_s,
+        "autoCompactionSettings": spec.compaction.map_or(json!(false), |trigger| json!({
+            "databaseFragmentationThreshold": { "percentage": trigger.garbage_percent, "size": trigger.garbage_bytes },
+        })),
         "replicaIndex": false,
         "replicaNumber": spec.replicas,
         "numVBuckets": spec.vbuckets,
@@ -166,6 +189,20 @@ mod tests {
     }
 
     #[test]
+    fn a_bucket_may_have_its_own_rules_for_compaction_and_give_them_up() {
+        let base = crate::boot::new_bucket("b");
+        assert_eq!(describe(&base)["autoCompactionSettings"], false);
+        let own = apply(&form(&[(OWN_RULES, "true"), (GARBAGE_PERCENT, "40")]), base.clone()).unwrap();
+        let own = change(&form(&[(GARBAGE_BYTES, "1048576")]), &own).unwrap();
+        let trigger = own.compaction.unwrap();
+        assert_eq!((trigger.garbage_percent, trigger.garbage_bytes), (40, 1 << 20));
+        let shown = &describe(&own)["autoCompactionSettings"]["databaseFragmentationThreshold"];
+        assert_eq!(shown, &json!({ "percentage": 40, "size": 1 << 20 }));
+        assert_eq!(change(&form(&[("maxTTL", "1")]), &own).unwrap().compaction, Some(trigger));
+        assert_eq!(change(&form(&[(OWN_RULES, "false")]), &own).unwrap().compaction, None);
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_by_its_field() {
         let base = crate::boot::new_bucket("b");
         for (field, value) in [
@@ -178,6 +215,7 @@ mod tests {
             ("flushEnabled", "maybe"),
             ("durabilityMinLevel", "all"),
             ("compressionMode", "zip"),
+            (GARBAGE_PERCENT, "100"),
         ] {
             assert_eq!(apply(&form(&[(field, value)]), base.clone()).unwrap_err().0, field);
         }
