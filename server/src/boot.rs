@@ -111,7 +111,11 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
         registry: process.registry(),
         node_uuid: node.uuid,
         ready: AtomicBool::new(true),
-        bucket_defaults: admin::Defaults { vbuckets: config.bucket_vbuckets, quota_bytes: config.bucket_quota_bytes },
+        bucket_defaults: admin::Defaults {
+            vbuckets: config.bucket_vbuckets,
+            quota_bytes: config.bucket_quota_bytes,
+            eviction: config.bucket_eviction,
+        },
     });
     let admin = admin_listener
         .serve(Arc::clone(&context), Arc::clone(&ledger))
@@ -173,6 +177,7 @@ fn first_bucket(config: &Config) -> BucketSpec {
         replicas: config.bucket_replicas,
         quota_bytes: config.bucket_quota_bytes,
         flush_enabled: config.bucket_flush_enabled,
+        eviction: config.bucket_eviction,
         ..new_bucket(&config.bucket_name)
     }
 }

@@ -1,6 +1,6 @@
 //! Statistics of the process, beside those of a bucket: what STAT and `/metrics` say of time, memory and the scheduler.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use frontend::StatProvider;
@@ -14,6 +14,8 @@ use crate::reload::InEffect;
 /// The groups that the process answers.
 pub struct Process {
     registry: Arc<Registry>,
+    /// Statistics do not keep it alive.
+    engine: Weak<engine::Engine>,
     seen: Seen,
 }
 
@@ -38,7 +40,7 @@ impl Process {
         registry.add(&process_families(seen.began));
         registry.add(&bucket_families(engine));
         registry.assert_every_stat_name_is_unique();
-        Process { registry: Arc::new(registry), seen }
+        Process { registry: Arc::new(registry), engine: Arc::downgrade(engine), seen }
     }
 
     pub fn registry(&self) -> Arc<Registry> {
@@ -111,6 +113,11 @@ impl StatProvider for Process {
             "timings" => self.timings(arguments, bucket, emit),
             "scheduler" | "tasks" => self.scheduler(emit),
             "limits" => self.limits(emit),
+            "memory" => {
+                if let Some(engine) = self.engine.upgrade() {
+                    crate::memory::emit(&engine, emit);
+                }
+            }
             // "settings" is what memcached's tools call it.
             "config" | "settings" => self.seen.in_effect.emit(emit),
             "uuid" => emit("uuid", &self.seen.node_uuid),

@@ -142,7 +142,13 @@ fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, 
             "max_size" => spec.quota_bytes = value.trim().parse().map_err(wrong)?,
             "replicas" => spec.replicas = value.trim().parse().map_err(wrong)?,
             "flush_enabled" => spec.flush_enabled = value.trim() == "true",
-            "item_eviction_policy" if value.trim() == "full_eviction" => spec.eviction = persist::Eviction::Full,
+            "item_eviction_policy" => {
+                spec.eviction = match value.trim() {
+                    "value_only" => persist::Eviction::Value,
+                    "full_eviction" => persist::Eviction::Full,
+                    _ => return Err(format!("{key}={value} is neither value_only nor full_eviction")),
+                }
+            }
             unknown if module == "settee" => return Err(format!("a bucket has no setting {unknown:?}")),
             _ => {}
         }
@@ -171,6 +177,9 @@ mod tests {
         let spec = parse_spec("b", config, BucketUuid(1)).unwrap();
         assert_eq!((spec.vbuckets, spec.replicas, spec.quota_bytes, spec.flush_enabled), (64, 1, 1 << 20, true));
         assert_eq!(parse_spec("b", "default_engine.so", BucketUuid(1)).unwrap().vbuckets, 1024);
+        let full = parse_spec("b", "ep.so\0item_eviction_policy=full_eviction", BucketUuid(1)).unwrap();
+        assert_eq!((spec.eviction, full.eviction), (persist::Eviction::Value, persist::Eviction::Full));
+        assert!(parse_spec("b", "ep.so\0item_eviction_policy=none", BucketUuid(1)).is_err());
         for (name, config) in [("a/b", "x\0"), ("b", "x\0max_vbuckets=1000"), ("b", "x\0max_vbuckets=-1")] {
             assert!(parse_spec(name, config, BucketUuid(1)).is_err(), "{name} {config:?}");
         }

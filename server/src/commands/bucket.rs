@@ -5,15 +5,19 @@ use wire::Opcode;
 use wire::client::RequestFrame;
 
 use super::connect;
-use crate::cli::Bucket;
+use crate::cli::{Bucket, Evicts};
 
 pub fn run(command: &Bucket) -> Result<()> {
     match command {
-        Bucket::Create { name, quota_mb, replicas, vbuckets, no_flush, target } => {
+        Bucket::Create { name, quota_mb, replicas, vbuckets, eviction, no_flush, target } => {
             let spec = format!(
-                "settee\0max_size={};replicas={replicas};max_vbuckets={vbuckets};flush_enabled={}",
+                "settee\0max_size={};replicas={replicas};max_vbuckets={vbuckets};flush_enabled={};item_eviction_policy={}",
                 quota_mb << 20,
-                !no_flush
+                !no_flush,
+                match eviction {
+                    Evicts::Value => "value_only",
+                    Evicts::Full => "full_eviction",
+                }
             );
             let request = RequestFrame {
                 key: name.as_bytes(),
