@@ -107,6 +107,19 @@ fn heap() -> (u64, u64) {
     ((info.uordblks + info.hblkhd) as u64, info.fordblks as u64)
 }
 
+/// Has the allocator ask the system for each large piece by itself, and give it back at once. Left alone it raises the
+/// limit to the largest piece that was ever freed, and keeps the holes that such pieces leave among small ones. To be called
+/// before threads are started.
+pub fn return_large_pieces(least_bytes: u32) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes two numbers and sets a parameter of the allocator.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, least_bytes.min(i32::MAX as u32) as libc::c_int);
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = least_bytes;
+}
+
 /// Another allocator does not tell.
 #[cfg(not(target_env = "gnu"))]
 fn heap() -> (u64, u64) {
