@@ -50,6 +50,9 @@ pub struct Changelog {
 /// What an entry takes beside the item.
 const ENTRY_BYTES: i64 = 8;
 
+/// Room for entries that an empty log keeps for the next.
+const ENTRIES_KEPT: usize = 32;
+
 struct Inner {
     /// Seqno of `entries[0]`, or of the next append when empty.
     first: Seqno,
@@ -235,7 +238,8 @@ impl Inner {
         let dropped: Vec<_> = self.entries.drain(..count).collect();
         self.first = keep_from;
         self.entries_bytes -= dropped.iter().map(|item| item.memory()).sum::<usize>();
-        if self.entries.is_empty() && self.entries.capacity() > 1024 {
+        // There are a thousand logs, and most are empty most of the time.
+        if self.entries.is_empty() && self.entries.capacity() > ENTRIES_KEPT {
             self.entries = VecDeque::new();
         }
         dropped

@@ -33,8 +33,8 @@ impl Batch {
         self.records.clear();
         self.bytes.clear();
         // One large batch shall not be remembered for ever.
-        self.bytes.shrink_to(4 << 20);
-        self.records.shrink_to(16 << 10);
+        self.bytes.shrink_to(2 << 20);
+        self.records.shrink_to(4 << 10);
     }
 
     pub fn append(&mut self, other: &mut Batch) {

@@ -13,7 +13,7 @@ use crate::stats;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// A larger buffer is given back after use.
-const BUFFER_BYTES_KEPT: usize = 4 << 20;
+const BUFFER_BYTES_KEPT: usize = 2 << 20;
 
 /// 1. All before `at` is durable, and `prev` is the checksum of the last record there.
 /// 2. `tail` is what stands between the last block boundary and `at`: writes are whole blocks, so it is written again.

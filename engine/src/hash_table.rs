@@ -15,8 +15,9 @@ use types::{Cas, DocKey, HEATS, HeldBy, Item, Seqno, allocated};
 
 use crate::key_filter::KeyFilter;
 
-/// Stripes of a vBucket's table. With 1024 vBuckets even a few make collisions of writers rare.
-pub const STRIPES: usize = 4;
+/// Stripes of a vBucket's table. With 1024 vBuckets even a few make collisions of writers rare. Tables grow by doubling, at
+/// 7/8 full; with five stripes round millions of documents leave them three quarters full, with four just over half.
+pub const STRIPES: usize = 5;
 
 /// A pessimistic lock: in memory only, gone with the process.
 #[derive(Debug)]

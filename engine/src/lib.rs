@@ -38,7 +38,7 @@ pub use op::{
     Body, Delta, End, Mailbox, Mutated, Op, OpError, OpResult, Outcome, Reply, Request, Requirement, StoreMode,
     SubdocLookup, SubdocMutate, SubdocResult, Ticket, Waiter, WithMeta, WithMetaMode,
 };
-pub use stats::{KeyState, ObserveSeqno, Observed};
+pub use stats::{KeyState, MemoryParts, ObserveSeqno, Observed};
 pub use value::{SYSTEM_XATTR_BYTES_MAX, VALUE_BYTES_MAX};
 pub use vbucket::VBucket;
 pub use warm_up::{Recovered, WarmUpProgress};

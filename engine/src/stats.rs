@@ -36,6 +36,23 @@ pub struct ObserveSeqno {
     pub old: Option<(VbUuid, Seqno)>,
 }
 
+/// Bytes of memory a bucket holds, the allocator's words included.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryParts {
+    pub documents: u64,
+    pub tables: u64,
+    pub key_filters: u64,
+    /// Of changes that only the changelogs hold.
+    pub changelogs: u64,
+    /// Requests that wait for a file, with what they brought.
+    pub fetches: u64,
+    /// The vBuckets themselves, which are there before the first document. Does not count against the quota.
+    pub vbuckets: u64,
+}
+
+/// About; its parts are a few small allocations.
+const VBUCKET_RECORD_BYTES: usize = 320;
+
 type Lines = Vec<(String, String)>;
 
 impl Bucket {
@@ -234,21 +251,34 @@ impl Bucket {
         }
     }
 
-    /// What the bucket's memory is used for. The parts add up to `mem_used`; `ep_overhead` is beside it, as it does not
-    /// depend on the documents.
+    /// What the bucket's memory is used for.
+    pub fn memory_parts(&self) -> MemoryParts {
+        let bytes = |count: &AtomicI64| count.load(Relaxed).max(0) as u64;
+        // An empty vBucket has a changelog with a record: its histories, and a chain that names its nodes.
+        let each = size_of::<VBucket>() + allocated(size_of::<changelog::Changelog>()) + VBUCKET_RECORD_BYTES;
+        MemoryParts {
+            documents: bytes(&self.bytes.items),
+            tables: bytes(&self.bytes.tables),
+            key_filters: bytes(&self.bytes.filters),
+            changelogs: bytes(&self.backlog_bytes),
+            fetches: bytes(&self.fetching.bytes),
+            vbuckets: (size_of::<Bucket>() + self.vbuckets.len() * each) as u64,
+        }
+    }
+
+    /// The parts add up to `mem_used`; `ep_overhead` is beside it, as it does not depend on the documents.
     fn memory(&self) -> Lines {
-        let bytes = |count: &AtomicI64| count.load(Relaxed).max(0).to_string();
-        let overhead = self.vbuckets.len() * (size_of::<VBucket>() + allocated(size_of::<changelog::Changelog>()));
         let items = self.items().max(1);
+        let parts = self.memory_parts();
         [
             ("mem_used", self.memory_used().to_string()),
-            ("ep_kv_size", bytes(&self.bytes.items)),
-            ("ep_table_memory", bytes(&self.bytes.tables)),
-            ("ep_key_filter_memory", bytes(&self.bytes.filters)),
-            ("ep_changelog_memory", bytes(&self.backlog_bytes)),
-            ("ep_fetch_queue_memory", bytes(&self.fetching.bytes)),
-            ("ep_fetch_queue_requests", bytes(&self.fetching.requests)),
-            ("ep_overhead", (size_of::<Bucket>() + overhead).to_string()),
+            ("ep_kv_size", parts.documents.to_string()),
+            ("ep_table_memory", parts.tables.to_string()),
+            ("ep_key_filter_memory", parts.key_filters.to_string()),
+            ("ep_changelog_memory", parts.changelogs.to_string()),
+            ("ep_fetch_queue_memory", parts.fetches.to_string()),
+            ("ep_fetch_queue_requests", self.fetching.requests.load(Relaxed).max(0).to_string()),
+            ("ep_overhead", parts.vbuckets.to_string()),
             ("ep_bytes_per_item", (self.memory_used() / items).to_string()),
             ("ep_items_in_memory", self.total(|c| c.live.load(Relaxed)).to_string()),
             ("ep_values_in_memory", self.resident_items().to_string()),

@@ -1,31 +1,65 @@
 //! Connection buffers, lent by the worker for as long as there are bytes in them: an idle connection holds none.
 
+use crate::counts::CONNECTION_BUFFER_BYTES;
+
 /// Bytes of a lent buffer. Larger frames grow the buffer they arrive in, and it is dropped afterwards.
 pub const LENT_LEN: usize = 32 * 1024;
 /// Buffers a worker keeps for lending.
 const SPARE_MAX: usize = 64;
 
+/// Bytes whose memory is counted in [`CONNECTION_BUFFER_BYTES`], as of the last look.
+#[derive(Default)]
+struct Counted {
+    bytes: Vec<u8>,
+    counted: usize,
+}
+
+impl Counted {
+    fn zeros(len: usize) -> Counted {
+        let mut new = Counted { bytes: vec![0; len], counted: 0 };
+        new.count();
+        new
+    }
+
+    /// Looks how large it is now.
+    fn count(&mut self) {
+        let now = self.bytes.capacity();
+        if now != self.counted {
+            CONNECTION_BUFFER_BYTES.add(now as i64 - self.counted as i64);
+            self.counted = now;
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if self.counted > 0 {
+            CONNECTION_BUFFER_BYTES.sub(self.counted as i64);
+        }
+    }
+}
+
 /// A worker's spare buffers.
 #[derive(Default)]
 pub struct Lender {
     /// Each `LENT_LEN` long.
-    inputs: Vec<Vec<u8>>,
+    inputs: Vec<Counted>,
     /// Each empty.
-    outputs: Vec<Vec<u8>>,
+    outputs: Vec<Counted>,
 }
 
 /// Received bytes that are not yet taken care of.
 #[derive(Default)]
 pub struct Input {
     /// The bytes are `start..end`; what is behind is room.
-    bytes: Vec<u8>,
+    buffer: Counted,
     start: usize,
     end: usize,
 }
 
 impl Input {
     pub fn filled(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
+        &self.buffer.bytes[self.start..self.end]
     }
 
     pub fn len(&self) -> usize {
@@ -35,24 +69,25 @@ impl Input {
     /// Room to read into, when `need` bytes are wanted in all. Grows by doubling with what has really arrived, whatever a
     /// header announces.
     pub fn room(&mut self, need: usize, lender: &mut Lender) -> &mut [u8] {
-        if self.bytes.is_empty() {
-            self.bytes = lender.inputs.pop().unwrap_or_else(|| vec![0; LENT_LEN]);
+        if self.buffer.bytes.is_empty() {
+            self.buffer = lender.inputs.pop().unwrap_or_else(|| Counted::zeros(LENT_LEN));
         }
-        if self.bytes.len() - self.start < need && self.start > 0 {
-            self.bytes.copy_within(self.start..self.end, 0);
+        if self.buffer.bytes.len() - self.start < need && self.start > 0 {
+            self.buffer.bytes.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        if self.end == self.bytes.len() {
-            self.bytes.resize(self.bytes.len() * 2, 0);
+        if self.end == self.buffer.bytes.len() {
+            self.buffer.bytes.resize(self.buffer.bytes.len() * 2, 0);
+            self.buffer.count();
         }
-        &mut self.bytes[self.end..]
+        &mut self.buffer.bytes[self.end..]
     }
 
     /// `count` bytes were read into the room.
     pub fn received(&mut self, count: usize) {
         self.end += count;
-        assert!(self.end <= self.bytes.len(), "no more than there was room for");
+        assert!(self.end <= self.buffer.bytes.len(), "no more than there was room for");
     }
 
     /// The first `count` bytes are dealt with.
@@ -63,13 +98,13 @@ impl Input {
 
     /// Gives the buffer back if nothing is in it.
     pub fn settle(&mut self, lender: &mut Lender) {
-        if self.start < self.end || self.bytes.is_empty() {
+        if self.start < self.end || self.buffer.bytes.is_empty() {
             return;
         }
-        let bytes = std::mem::take(&mut self.bytes);
+        let buffer = std::mem::take(&mut self.buffer);
         (self.start, self.end) = (0, 0);
-        if bytes.len() == LENT_LEN && lender.inputs.len() < SPARE_MAX {
-            lender.inputs.push(bytes);
+        if buffer.bytes.len() == LENT_LEN && lender.inputs.len() < SPARE_MAX {
+            lender.inputs.push(buffer);
         }
     }
 }
@@ -77,17 +112,17 @@ impl Input {
 /// Replies on their way out.
 #[derive(Default)]
 pub struct Output {
-    bytes: Vec<u8>,
+    buffer: Counted,
     sent: usize,
 }
 
 impl Output {
     /// Where replies are appended.
     pub fn tail(&mut self, lender: &mut Lender) -> &mut Vec<u8> {
-        if self.bytes.capacity() == 0 {
-            self.bytes = lender.outputs.pop().unwrap_or_default();
+        if self.buffer.bytes.capacity() == 0 {
+            self.buffer = lender.outputs.pop().unwrap_or_default();
         }
-        &mut self.bytes
+        &mut self.buffer.bytes
     }
 
     /// Bytes in front of the tail that are sent already.
@@ -96,38 +131,40 @@ impl Output {
     }
 
     pub fn unsent(&self) -> &[u8] {
-        &self.bytes[self.sent..]
+        &self.buffer.bytes[self.sent..]
     }
 
     pub fn len(&self) -> usize {
-        self.bytes.len() - self.sent
+        self.buffer.bytes.len() - self.sent
     }
 
     /// The first `count` unsent bytes are with the kernel.
     pub fn sent(&mut self, count: usize) {
         self.sent += count;
-        assert!(self.sent <= self.bytes.len(), "no more than there was");
-        if self.sent == self.bytes.len() {
-            self.bytes.clear();
+        assert!(self.sent <= self.buffer.bytes.len(), "no more than there was");
+        if self.sent == self.buffer.bytes.len() {
+            self.buffer.bytes.clear();
             self.sent = 0;
         }
         // Without this a client that always leaves a little unread would make the buffer grow for ever.
-        if self.sent >= 1 << 20 && self.sent * 2 > self.bytes.len() {
-            self.bytes.drain(..self.sent);
+        if self.sent >= 1 << 20 && self.sent * 2 > self.buffer.bytes.len() {
+            self.buffer.bytes.drain(..self.sent);
             self.sent = 0;
         }
     }
 
     /// Gives the buffer back if all is sent.
     pub fn settle(&mut self, lender: &mut Lender) {
-        if self.len() > 0 || self.bytes.capacity() == 0 {
+        // The tail may have grown.
+        self.buffer.count();
+        if self.len() > 0 || self.buffer.bytes.capacity() == 0 {
             return;
         }
-        let mut bytes = std::mem::take(&mut self.bytes);
+        let mut buffer = std::mem::take(&mut self.buffer);
         self.sent = 0;
-        if bytes.capacity() <= LENT_LEN && lender.outputs.len() < SPARE_MAX {
-            bytes.clear();
-            lender.outputs.push(bytes);
+        if buffer.bytes.capacity() <= LENT_LEN && lender.outputs.len() < SPARE_MAX {
+            buffer.bytes.clear();
+            lender.outputs.push(buffer);
         }
     }
 }
@@ -164,8 +201,8 @@ mod tests {
         }
         input.consume(1);
         input.settle(&mut lender);
-        assert_eq!(input.bytes.len(), 0);
-        assert!(lender.inputs.iter().all(|b| b.len() == LENT_LEN));
+        assert_eq!(input.buffer.bytes.len(), 0);
+        assert!(lender.inputs.iter().all(|b| b.bytes.len() == LENT_LEN));
     }
 
     #[test]
@@ -175,6 +212,6 @@ mod tests {
             output.tail(&mut lender).extend_from_slice(&[1; 1 << 20]);
             output.sent((1 << 20) - usize::from(output.len() == 1 << 20));
         }
-        assert!(output.bytes.capacity() < 16 << 20, "{}", output.bytes.capacity());
+        assert!(output.buffer.bytes.capacity() < 16 << 20, "{}", output.buffer.bytes.capacity());
     }
 }

@@ -8,6 +8,8 @@ use metrics::{Counter, Gauge, Labelled, Timings, metrics};
 metrics! {
     /// Connections open now.
     pub static CURR_CONNECTIONS: Gauge = "curr_connections";
+    /// Bytes of connection buffers, those kept for the next connection included.
+    pub static CONNECTION_BUFFER_BYTES: Gauge = "connection_buffer_bytes";
     /// Connections accepted.
     pub static TOTAL_CONNECTIONS: Counter = "total_connections";
     /// Times the listener found every slot of the connection table taken and paused.

@@ -47,6 +47,12 @@ pub use commands::MANIFEST;
 pub use connection::{Info as ConnectionInfo, Names as ConnectionNames};
 pub use counts::METRICS;
 
+/// Memory that connections hold: themselves and their buffers, those kept for the next included.
+pub fn connections_bytes() -> u64 {
+    let each = size_of::<connection::Connection>() as i64;
+    (counts::CONNECTION_BUFFER_BYTES.get() + counts::CURR_CONNECTIONS.get() * each).max(0) as u64
+}
+
 use auth::Users;
 use cluster::Cluster;
 use connection::Session;

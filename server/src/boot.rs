@@ -29,11 +29,15 @@ use crate::{credentials, descriptors, log, stats};
 /// What VERSION and the admin port say: the generation of the protocol that clients may expect, then who we are.
 pub const VERSION: &str = concat!("7.6.0-settee-", env!("CARGO_PKG_VERSION"));
 
+/// Batches on their way to the disk are larger, documents and what a connection needs are smaller.
+const LARGE_PIECE_BYTES: u32 = 1 << 20;
+
 /// How long a stop waits for clients in the middle of something.
 const DRAIN_MAX: Duration = Duration::from_secs(4);
 
 pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let began = Instant::now();
+    env::os::return_large_pieces(LARGE_PIECE_BYTES);
     let filter = log::start(&config.log_level);
     // Signals are ours before anything needs an orderly end.
     let mut signals =
@@ -114,7 +118,11 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
         registry: process.registry(),
         node_uuid: node.uuid,
         ready: AtomicBool::new(true),
-        bucket_defaults: admin::Defaults { vbuckets: config.bucket_vbuckets, quota_bytes: config.bucket_quota_bytes },
+        bucket_defaults: admin::Defaults {
+            vbuckets: config.bucket_vbuckets,
+            quota_bytes: config.bucket_quota_bytes,
+            eviction: config.bucket_eviction,
+        },
     });
     let admin = admin_listener
         .serve(Arc::clone(&context), Arc::clone(&ledger))
@@ -177,6 +185,7 @@ fn first_bucket(config: &Config) -> BucketSpec {
         replicas: config.bucket_replicas,
         quota_bytes: config.bucket_quota_bytes,
         flush_enabled: config.bucket_flush_enabled,
+        eviction: config.bucket_eviction,
         ..new_bucket(&config.bucket_name)
     }
 }

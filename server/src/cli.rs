@@ -114,6 +114,15 @@ pub struct Stats {
     pub json: bool,
 }
 
+/// What may leave memory.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub enum Evicts {
+    /// Values; keys and metadata stay
+    Value,
+    /// Whole documents
+    Full,
+}
+
 #[derive(Subcommand)]
 pub enum Bucket {
     /// Make a bucket
@@ -127,6 +136,9 @@ pub enum Bucket {
         /// A power of two up to 1024
         #[arg(long, default_value_t = 1024)]
         vbuckets: u16,
+        /// What may leave memory when it is short and the file has it
+        #[arg(long, value_enum, default_value_t = Evicts::Value)]
+        eviction: Evicts,
         /// Refuse FLUSH
         #[arg(long)]
         no_flush: bool,

@@ -12,6 +12,7 @@ mod credentials;
 mod descriptors;
 mod exit;
 mod log;
+mod memory;
 mod node;
 mod reload;
 mod stats;

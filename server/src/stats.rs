@@ -15,7 +15,6 @@ use crate::reload::InEffect;
 /// The groups that the process answers.
 pub struct Process {
     registry: Arc<Registry>,
-    /// Held weakly: statistics do not keep it alive.
     seen: Seen,
 }
 
@@ -185,6 +184,7 @@ impl StatProvider for Process {
             "config" => self.seen.in_effect.emit(emit),
             "settings" => self.settings(emit),
             "persist" => self.persist(emit),
+            "memory" => crate::memory::emit(&self.seen.engine, emit),
             "uuid" => emit("uuid", &self.seen.node_uuid),
             _ => return false,
         }

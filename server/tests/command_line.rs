@@ -34,6 +34,7 @@ fn bad_usage_and_configuration_are_refused_before_anything_is_touched() {
         (&["bucket"], &["Usage"]),
         (&["bucket", "create"], &["<NAME>"]),
         (&["bucket", "create", "b", "--vbuckets", "many"], &["many", "--vbuckets"]),
+        (&["bucket", "create", "b", "--eviction", "none"], &["none", "value", "full"]),
         (&["file", "mend", "x"], &["mend"]),
         (&["file", "check"], &["<FILE>"]),
     ] {
@@ -352,6 +353,12 @@ fn buckets_are_made_listed_emptied_and_deleted() {
     assert_eq!(listed(), ["default"]);
     bucket(&["create", "beers", "--vbuckets", "8", "--quota-mb", "64"]).fine();
     bucket(&["create", "sealed", "--vbuckets", "2", "--no-flush"]).fine();
+    bucket(&["create", "deep", "--vbuckets", "2", "--eviction", "full"]).fine();
+    for (name, policy) in [("beers", "value_only"), ("deep", "full_eviction")] {
+        let told = server.client(name).stats("").unwrap();
+        assert!(told.contains(&("ep_item_eviction_policy".into(), policy.into())), "{name}: {told:?}");
+    }
+    bucket(&["delete", "deep"]).fine();
     assert_eq!(listed(), ["beers", "default", "sealed"]);
     bucket(&["create", "beers"]).said(1, &["beers"]);
     bucket(&["create", "no spaces"]).said(1, &["no spaces"]);

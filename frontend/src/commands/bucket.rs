@@ -164,7 +164,13 @@ fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, 
             "max_ttl" => spec.rules.max_ttl_s = value.trim().parse().map_err(wrong)?,
             "compression_mode" => spec.rules.compression = compression(value.trim())?,
             "durability_min_level" => spec.rules.min_durability = min_durability(value.trim())?,
-            "item_eviction_policy" if value.trim() == "full_eviction" => spec.eviction = persist::Eviction::Full,
+            "item_eviction_policy" => {
+                spec.eviction = match value.trim() {
+                    "value_only" => persist::Eviction::Value,
+                    "full_eviction" => persist::Eviction::Full,
+                    _ => return Err(format!("{key}={value} is neither value_only nor full_eviction")),
+                }
+            }
             unknown if module == "settee" => return Err(format!("a bucket has no setting {unknown:?}")),
             _ => {}
         }
@@ -217,6 +223,9 @@ mod tests {
             WriteRules { max_ttl_s: 60, min_durability: Some(Level::PersistMajority), compression: Compression::Off };
         assert_eq!(parse_spec("b", rules, BucketUuid(1)).unwrap().rules, expected);
         assert_eq!(parse_spec("b", "default_engine.so", BucketUuid(1)).unwrap().vbuckets, 1024);
+        let full = parse_spec("b", "ep.so\0item_eviction_policy=full_eviction", BucketUuid(1)).unwrap();
+        assert_eq!((spec.eviction, full.eviction), (persist::Eviction::Value, persist::Eviction::Full));
+        assert!(parse_spec("b", "ep.so\0item_eviction_policy=none", BucketUuid(1)).is_err());
         for (name, config) in [
             ("a/b", "x\0"),
             ("b", "x\0max_vbuckets=1000"),

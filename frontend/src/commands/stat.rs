@@ -36,16 +36,16 @@ impl Context<'_> {
         self.done()
     }
 
-    /// A group of the bucket, or one that somebody else knows.
+    /// A group of the bucket, or one that somebody else knows, or both.
     fn group(&self, group: &str) -> Result<Lines, Refusal> {
         let bucket = self.session.selected.as_ref();
-        if let Some(lines) = bucket.and_then(|selected| selected.bucket.stats(group)) {
-            return Ok(lines);
-        }
+        let of_bucket = bucket.and_then(|selected| selected.bucket.stats(group));
         let (name, arguments) = group.split_once(' ').unwrap_or((group, ""));
         let mut lines = Lines::new();
         let mut emit = |name: &str, value: &str| lines.push((name.to_owned(), value.to_owned()));
         let known = self.shared.stats.stats(name, arguments.trim(), bucket.map(|s| &*s.shape.name), &mut emit);
+        let known = known || of_bucket.is_some();
+        lines.extend(of_bucket.unwrap_or_default());
         match (known, bucket) {
             (true, _) => Ok(lines),
             (false, Some(_)) => Err((Status::KeyEnoent, format!("there is no group of statistics {name:?}"))),

@@ -9,7 +9,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use engine::{Mailbox, OpResult, Ticket, Waiter};
 use frontend::auth::{Identity, Role};
-use persist::{BucketSpec, StoreError};
+use persist::{BucketSpec, Eviction, StoreError};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
@@ -21,6 +21,7 @@ use super::{Context, Shared};
 pub struct Defaults {
     pub vbuckets: u16,
     pub quota_bytes: u64,
+    pub eviction: Eviction,
 }
 
 pub fn routes() -> Router<Arc<Context>> {
@@ -65,8 +66,8 @@ async fn create(State(context): Shared, Extension(who): Extension<Identity>, For
 }
 
 fn asked_for(form: &Fields, defaults: Defaults) -> Result<BucketSpec, Wrong> {
-    let Defaults { vbuckets, quota_bytes } = defaults;
-    let base = BucketSpec { vbuckets, quota_bytes, ..crate::boot::new_bucket(bucket_form::name(form)?) };
+    let Defaults { vbuckets, quota_bytes, eviction } = defaults;
+    let base = BucketSpec { vbuckets, quota_bytes, eviction, ..crate::boot::new_bucket(bucket_form::name(form)?) };
     bucket_form::apply(form, base)
 }
 

@@ -9,7 +9,7 @@ use wire::Opcode;
 use wire::client::RequestFrame;
 
 use super::connect;
-use crate::cli::{Bucket, Target};
+use crate::cli::{Bucket, Evicts, Target};
 use crate::client::Client;
 
 /// One vBucket, behind all others that wait.
@@ -17,11 +17,15 @@ const COMPACTION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub fn run(command: &Bucket) -> Result<()> {
     match command {
-        Bucket::Create { name, quota_mb, replicas, vbuckets, no_flush, target } => {
+        Bucket::Create { name, quota_mb, replicas, vbuckets, eviction, no_flush, target } => {
             let spec = format!(
-                "settee\0max_size={};replicas={replicas};max_vbuckets={vbuckets};flush_enabled={}",
+                "settee\0max_size={};replicas={replicas};max_vbuckets={vbuckets};flush_enabled={};item_eviction_policy={}",
                 quota_mb << 20,
-                !no_flush
+                !no_flush,
+                match eviction {
+                    Evicts::Value => "value_only",
+                    Evicts::Full => "full_eviction",
+                }
             );
             let request = RequestFrame {
                 key: name.as_bytes(),

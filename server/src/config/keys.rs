@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use limits::Wish;
+use persist::Eviction;
 
 use Applies::{Live, Restart};
 
@@ -50,6 +51,15 @@ pub static KEYS: &[Key] = &[
         doc: "PBKDF2 rounds for passwords stored from now on. Every connecting client pays them once; raise it for passwords \
               that people choose.",
         set: |c, v| number(v, 4096, 1_000_000).map(|n| c.scram_iterations = n as u32),
+    },
+    Key {
+        name: "bucket.eviction",
+        default: "value",
+        applies: Restart,
+        doc: "What may leave the memory of a bucket made from now on, when it is short and the file has it: value, or full for keys \
+              too. With value a miss never reads the disk; with full memory holds what is in use, however many keys there are. Fixed \
+              for the life of a bucket.",
+        set: |c, v| one_of(v, [("value", Eviction::Value), ("full", Eviction::Full)]).map(|e| c.bucket_eviction = e),
     },
     Key {
         name: "bucket.flush_enabled",
