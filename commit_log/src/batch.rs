@@ -96,8 +96,14 @@ impl Batch {
         self.records.push(Waiting { header, record_version });
     }
 
-    /// A record that says that the log was closed in order.
-    pub fn close() -> Batch {
+    /// Puts another batch before the records from `record` on, which begin at `at`.
+    pub fn insert(&mut self, record: usize, at: usize, other: Batch) {
+        self.bytes.splice(at..at, other.bytes);
+        self.records.splice(record..record, other.records);
+    }
+
+    /// A record without a body, for the log itself.
+    pub fn of_the_log(kind: RecordKind) -> Batch {
         let header = RecordHeader {
             prev: 0,
             batch_at: 0,
@@ -105,7 +111,7 @@ impl Batch {
             body_len: 0,
             body_crc: crc32c(&[]),
             vb: VbId(0),
-            kind: RecordKind::Close,
+            kind,
             flags: 0,
             bucket: BucketUuid(0),
             first: Seqno(0),

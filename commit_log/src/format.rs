@@ -99,6 +99,8 @@ pub enum RecordKind {
     Changes = 1,
     /// The log was closed in order. Proves that all before it was whole.
     Close = 2,
+    /// Nothing: what comes next does not fit into the segment, and no segment is left without a record.
+    Skip = 3,
 }
 
 /// The body begins with a vBucket record.
@@ -155,6 +157,7 @@ impl RecordHeader {
         let kind = match bytes[30] {
             1 => RecordKind::Changes,
             2 => RecordKind::Close,
+            3 => RecordKind::Skip,
             _ => return None,
         };
         let header = RecordHeader {

@@ -106,7 +106,7 @@ fn walk(report: &mut SegmentReport, header: &SegmentHeader, bytes: &[u8]) {
         batch = Some((found.header.life, found.header.batch_at));
         report.last_batch = u64::from(found.header.batch_at);
         report.closed = found.header.kind == RecordKind::Close;
-        if report.closed {
+        if found.header.kind != RecordKind::Changes {
             continue;
         }
         let (bucket, vb, first, last) =

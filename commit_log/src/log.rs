@@ -9,17 +9,17 @@ use env::Env;
 use types::rank::Rank;
 use types::{BucketUuid, Item, Seqno, VbId};
 
+use crate::Options;
 use crate::batch::Batch;
 use crate::driver::Running;
 use crate::error::LogError;
-use crate::format::{RECORD_HEADER_BYTES, SegmentHeader};
+use crate::format::{DATA_AT, RECORD_HEADER_BYTES, RecordKind, SegmentHeader};
 use crate::recovery::{self, Opened, Replayed};
 use crate::segment::{self, Pace, Trouble};
 use crate::space::{Key, Mark, Space};
 use crate::stats::{self, LogStats};
 use crate::sync::Mutex;
 use crate::writer::Writer;
-use crate::{Options, format};
 
 /// Changes of one vBucket that are to be durable together with whatever else waits.
 #[derive(Clone, Copy)]
@@ -52,6 +52,8 @@ pub trait Observer: Send + Sync {
     fn poisoned(&self, reason: &str);
     /// There is room again after [`LogError::Full`].
     fn room(&self) {}
+    /// The disk is full. Told again and again as long as the log needs space.
+    fn disk_full(&self) {}
 }
 
 /// What a turn of leading came to.
@@ -135,7 +137,10 @@ struct Queue {
 
 /// Why leading stops before everything is durable.
 enum Halt {
-    NoRoom(Arc<str>),
+    NoRoom {
+        why: Arc<str>,
+        disk_full: bool,
+    },
     /// A segment is being made ready by another thread.
     Soon,
     Poison(Arc<str>),
@@ -144,7 +149,8 @@ enum Halt {
 impl From<Trouble> for Halt {
     fn from(trouble: Trouble) -> Halt {
         match trouble {
-            Trouble::NoRoom(why) => Halt::NoRoom(why),
+            Trouble::NoRoom(why) => Halt::NoRoom { why, disk_full: false },
+            Trouble::DiskFull(why) => Halt::NoRoom { why, disk_full: true },
             Trouble::Poison(why) => Halt::Poison(why),
         }
     }
@@ -163,6 +169,18 @@ impl Log {
     ) -> Result<Arc<Log>, LogError> {
         options.check()?;
         let opened = recovery::open(env, dir, &options, replay)?;
+        Ok(Log::go_on(env, dir, options, opened))
+    }
+
+    /// Opens a log all of which is filed, or makes one: what it holds is not looked at, and is none of it from
+    /// here on. On an error, or after a crash meanwhile, it may be neither whole nor gone: begin again.
+    pub fn begin(env: &Env, dir: &Path, options: Options) -> Result<Arc<Log>, LogError> {
+        options.check()?;
+        let opened = recovery::begin(env, dir, &options)?;
+        Ok(Log::go_on(env, dir, options, opened))
+    }
+
+    fn go_on(env: &Env, dir: &Path, options: Options, opened: Opened) -> Arc<Log> {
         let Opened { log_id, sealed, active, active_marks, at, tail, prev, ready, spares, next_number } = opened;
         let mut space = Space::new(ready, spares, active.header.sequence, next_number);
         space.files += sealed.len();
@@ -177,7 +195,7 @@ impl Log {
             poisoned: None,
             closed: false,
         };
-        Ok(Arc::new(Log {
+        Arc::new(Log {
             env: env.clone(),
             dir: dir.to_owned(),
             options,
@@ -188,7 +206,7 @@ impl Log {
             running: OnceLock::new(),
             active_bytes: AtomicU64::new(at),
             counts: Counts::default(),
-        }))
+        })
     }
 
     /// Says whom to tell. Before the first submission, and once.
@@ -259,11 +277,15 @@ impl Log {
         match halt {
             None if queue.waiting.is_empty() => Lead::Idle,
             None => Lead::More,
-            Some(Halt::NoRoom(why)) => {
-                if queue.full.replace(Arc::clone(&why)).is_none() {
-                    drop(queue);
+            Some(Halt::NoRoom { why, disk_full }) => {
+                let is_news = queue.full.replace(Arc::clone(&why)).is_none();
+                drop(queue);
+                if is_news {
                     stats::FULL.inc();
                     tracing::warn!("the commit log has no room: {why}");
+                }
+                if disk_full && let Some(observer) = self.observer.get() {
+                    observer.disk_full();
                 }
                 Lead::Full
             }
@@ -275,6 +297,10 @@ impl Log {
     fn write(&self, writer: &mut Writer) -> Result<(), Halt> {
         while !writer.is_done() {
             let (count, bytes) = writer.fitting();
+            if count == 0 && writer.at == DATA_AT {
+                writer.skip();
+                continue;
+            }
             if count == 0 {
                 self.next_segment(writer)?;
                 continue;
@@ -339,13 +365,14 @@ impl Log {
         let prepared = self.prepare();
         // It may wait for just this.
         self.wake();
-        match prepared {
-            Ok(_) => Ok(()),
-            Err(Trouble::Poison(reason)) => {
+        match prepared.map_err(Halt::from) {
+            Ok(_) | Err(Halt::Soon) => Ok(()),
+            Err(Halt::Poison(reason)) => {
                 self.poison(&reason);
                 Err(LogError::Poisoned(reason))
             }
-            Err(Trouble::NoRoom(why)) => {
+            // Should that be the disk, the leader tells when it needs the space.
+            Err(Halt::NoRoom { why, .. }) => {
                 let Pressure { bytes_in_use, bytes_max } = self.pressure();
                 Err(LogError::Full { bytes_in_use, bytes_max, why })
             }
@@ -468,7 +495,7 @@ impl Log {
 
     /// The largest encoded item, with its vBucket's record, that a segment takes.
     pub fn body_bytes_max(&self) -> usize {
-        (self.options.segment_bytes - format::DATA_AT) as usize - RECORD_HEADER_BYTES
+        (self.options.segment_bytes - DATA_AT) as usize - RECORD_HEADER_BYTES
     }
 
     /// Takes no more, makes durable what waits, and marks the end, so that the next start can tell a torn end from a damaged
@@ -481,7 +508,7 @@ impl Log {
             let mut queue = self.queue.lock();
             if !queue.closed && queue.poisoned.is_none() {
                 queue.closed = true;
-                queue.waiting.append(&mut Batch::close());
+                queue.waiting.append(&mut Batch::of_the_log(RecordKind::Close));
             }
         }
         while let Lead::More = self.lead() {}

@@ -5,7 +5,9 @@
 //! read, and its write began beyond that place too, then the place was durable once: it is damaged. Otherwise both are
 //! pieces of one torn write, and nobody was told of it.
 
-use crate::format::{ALIGN, DATA_AT, RECORD_HEADER_BYTES, RecordHeader, be32, tag};
+use crate::format::{ALIGN, BLOCK_BYTES, DATA_AT, RECORD_HEADER_BYTES, RecordHeader, be32, tag};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// A record found whole.
 pub(crate) struct Found<'a> {
@@ -43,13 +45,21 @@ impl<'a> Walk<'a> {
 
     /// A record that proves that what should stand at `self.at` was durable once.
     pub fn witness(&self) -> Option<Found<'a>> {
-        let last = self.bytes.len().checked_sub(RECORD_HEADER_BYTES)? as u64;
-        (self.at..=last)
-            .step_by(ALIGN)
-            .filter(|at| be32(self.bytes, *at as usize) == tag(self.seed, *at))
-            .filter_map(|at| record_at(self.bytes, self.seed, at))
+        let last = self.bytes.len().checked_sub(RECORD_HEADER_BYTES)?;
+        let blocks = (self.at as usize / BLOCK..=last / BLOCK).filter(|block| !is_zero(self.bytes, *block));
+        blocks
+            .flat_map(|block| (block * BLOCK..(block + 1) * BLOCK).step_by(ALIGN))
+            .filter(|at| (self.at as usize..=last).contains(at))
+            .filter(|at| be32(self.bytes, *at) == tag(self.seed, *at as u64))
+            .filter_map(|at| record_at(self.bytes, self.seed, at as u64))
             .find(|found| u64::from(found.header.batch_at) > self.at)
     }
+}
+
+/// Most of a segment in its first life: no record begins there.
+fn is_zero(bytes: &[u8], block: usize) -> bool {
+    let end = bytes.len().min((block + 1) * BLOCK);
+    bytes[block * BLOCK..end] == [0; BLOCK][..end - block * BLOCK]
 }
 
 /// The record at `at`, if its checksums are right.

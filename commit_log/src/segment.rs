@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use env::{Env, File, OpenMode, write_all_at};
 
-use crate::error::LogError;
+use crate::error::{LogError, is_no_space};
 use crate::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, Slot};
 
 /// How zeros are written.
@@ -50,13 +50,18 @@ pub(crate) struct Segment {
 pub(crate) enum Trouble {
     /// It may work later.
     NoRoom(Arc<str>),
+    /// The same for want of disk space.
+    DiskFull(Arc<str>),
     /// A sync failed, or a write: what the disk holds is not known.
     Poison(Arc<str>),
 }
 
 impl Trouble {
     fn no_room(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Trouble {
-        move |e| Trouble::NoRoom(format!("{op} {}: {e}", path.display()).into())
+        move |e| {
+            let why = format!("{op} {}: {e}", path.display()).into();
+            if is_no_space(&e) { Trouble::DiskFull(why) } else { Trouble::NoRoom(why) }
+        }
     }
 
     fn sync(path: &Path) -> impl FnOnce(io::Error) -> Trouble {
@@ -115,14 +120,9 @@ impl Segment {
         Ok(())
     }
 
-    /// For a segment without records: writes its header once more, in case the sync after the first time failed; with
-    /// another size, if that was changed.
-    pub fn renew_header(&mut self, segment_bytes: u64) -> Result<(), Trouble> {
-        if self.header.segment_bytes == segment_bytes {
-            return self.write_header(self.slot, self.header);
-        }
-        self.grow(segment_bytes)?;
-        self.write_header(1 - self.slot, SegmentHeader { segment_bytes, ..self.header })
+    /// For a segment without records: writes its header once more, in case the sync after the first time failed.
+    pub fn renew_header(&mut self) -> Result<(), Trouble> {
+        self.write_header(self.slot, self.header)
     }
 
     fn grow(&mut self, bytes: u64) -> Result<(), Trouble> {

@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 
 use crate::batch::Batch;
 use crate::error::is_no_space;
-use crate::format::BLOCK_BYTES;
+use crate::format::{BLOCK_BYTES, DATA_AT, RecordKind};
 use crate::log::Synced;
 use crate::segment::{Segment, Trouble};
 use crate::space::{Key, Mark, Marks};
@@ -84,7 +84,14 @@ impl Writer {
         (count, bytes)
     }
 
-    /// Writes the next `count` records and makes them durable. On `NoRoom` nothing has changed, and the same may be tried
+    /// Puts a record that says nothing before those that are left: none of them fits, and the segment is empty. That happens
+    /// in a segment smaller than the configured size, as a log's first one is.
+    pub fn skip(&mut self) {
+        debug_assert_eq!(self.at, DATA_AT);
+        self.batch.insert(self.done, self.done_bytes, Batch::of_the_log(RecordKind::Skip));
+    }
+
+    /// Writes the next `count` records and makes them durable. On `DiskFull` nothing has changed, and the same may be tried
     /// again: no sync has failed, so writing the same bytes in the same place makes up for the first attempt.
     pub fn write(&mut self, count: usize, bytes: usize) -> Result<Written<'_>, Trouble> {
         let from = self.at / BLOCK_BYTES * BLOCK_BYTES;
@@ -140,7 +147,7 @@ impl Writer {
         self.places.clear();
         for waiting in &self.batch.records[self.done..self.done + count] {
             let (header, version) = (&waiting.header, waiting.record_version);
-            if header.kind != crate::format::RecordKind::Changes {
+            if header.kind != RecordKind::Changes {
                 continue;
             }
             let key = Key { bucket: header.bucket, vb: header.vb };
@@ -159,7 +166,7 @@ impl Writer {
 
     /// Goes on in `next`. Returns the segment that is full, and what it holds.
     pub fn switch(&mut self, next: Segment) -> (Segment, Marks) {
-        self.at = crate::format::DATA_AT;
+        self.at = DATA_AT;
         self.tail.clear();
         (std::mem::replace(&mut self.segment, next), std::mem::take(&mut self.marks))
     }
@@ -168,7 +175,7 @@ impl Writer {
 fn write_durably(segment: &mut Segment, bytes: &[u8], at: u64) -> Result<(), Trouble> {
     let failed = |segment: &Segment, op: &str, e: std::io::Error| {
         let why = format!("{op} {}@{at}: {e}", segment.path.display()).into();
-        if is_no_space(&e) { Trouble::NoRoom(why) } else { Trouble::Poison(why) }
+        if is_no_space(&e) { Trouble::DiskFull(why) } else { Trouble::Poison(why) }
     };
     if let Some(durable) = &segment.durable {
         match write_all_at(&**durable, bytes, at) {

@@ -2,11 +2,13 @@
 
 mod rig;
 
-use commit_log::{Lead, LogError};
+use std::path::Path;
+
+use commit_log::{Lead, Log, LogError, Options};
 use env::Env;
-use env::sim::{self, Sim, cut_at, cut_everywhere};
+use env::sim::{self, Fate, Sim, cut_at, cut_everywhere};
 use proptest::prelude::*;
-use rig::{Truth, World, key, small};
+use rig::{DIR, Truth, World, key, open, small};
 
 /// A few submissions at a time, some large, some with records; filing now and then and whenever there is no room.
 fn work(env: &Env, truth: &Truth, rounds: u64, mut seed: u64) -> Truth {
@@ -73,6 +75,37 @@ fn recovery_that_is_cut_short_is_recovered_from() {
             restart(sim, truth);
         });
     });
+}
+
+/// A log all of which is filed may be begun anew: power loss leaves all of what it held, or nothing.
+#[test]
+fn power_loss_while_a_log_is_begun_anew_leaves_what_it_held_or_nothing() {
+    let (env, mut sim) = sim::env(13);
+    let mut filed = work(&env, &Truth::default(), 30, 7);
+    filed.vbs.values_mut().for_each(|vb| (vb.filed, vb.record_filed) = (vb.durable, vb.record_durable));
+    sim.kill();
+    let begin = |env: &Env| drop(Log::begin(env, Path::new(DIR), small()));
+    cut_everywhere(&sim, 3, begin, |sim, ()| drop(restart(sim, &filed)));
+    begin(&sim.env());
+    assert!(open(&sim.env(), small()).unwrap().1.is_empty());
+    // And it is as good as any other.
+    let truth = work(&sim.env(), &filed, 30, 8);
+    restart(&sim, &truth);
+}
+
+/// A first segment is smaller than others: what does not fit goes to the second, and an empty one is not damage.
+#[test]
+fn an_item_larger_than_the_first_segment_is_replayed_from_the_second() {
+    let options = || Options { segment_bytes: 4 << 20, log_bytes_max: 12 << 20 };
+    let (env, mut sim) = sim::env(14);
+    let mut world = World::start(&env, options(), Truth::default()).unwrap();
+    world.submit(key(1, 0), 1, 3 << 20, false).unwrap();
+    world.submit(key(1, 1), 1, 100, true).unwrap();
+    world.lead();
+    assert_eq!(world.told.mark(key(1, 0)).seqno.0, 1);
+    let env = sim.power_cut(Fate::LoseUnsynced);
+    let world = World::start(&env, options(), world.truth).unwrap();
+    assert_eq!(world.truth.vbs.len(), 2);
 }
 
 /// Goal: a header torn while a segment is used again leaves the segment what it was, as the newest durable header still asks

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use types::{Cas, DocKey, Item, Seqno, VbId, VbState, VbUuid, allocated};
+use types::{Cas, DocKey, Item, Level, Seqno, VbId, VbState, VbUuid, allocated};
 
 use crate::bucket::Bucket;
 use crate::expiry;
@@ -173,6 +173,7 @@ impl Bucket {
         let in_state = |state| self.vbuckets.iter().filter(|vb| vb.state() == state).count();
         let total = |count: fn(&Counts) -> i64| self.total(count).to_string();
         let counters = &self.counters;
+        let rules = self.spec().rules;
         let mut out: Lines = Vec::new();
         let mut put = |name: &str, value: String| out.push((name.to_owned(), value));
         put("curr_items", self.items().to_string());
@@ -184,6 +185,8 @@ impl Bucket {
         put("ep_mem_low_wat", self.low_mark().to_string());
         put("ep_kv_size", self.bytes.items.load(Relaxed).to_string());
         put("ep_item_eviction_policy", self.eviction_name().into());
+        put("ep_max_ttl", rules.max_ttl_s.to_string());
+        put("ep_durability_min_level", rules.min_durability.map_or("none", Level::name).into());
         put("ep_degraded_mode", "0".into());
         put("ep_bucket_type", "persistent".into());
         put("ep_num_non_resident", self.items().saturating_sub(self.resident_items()).to_string());

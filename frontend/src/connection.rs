@@ -54,6 +54,11 @@ impl Info {
         }
     }
 
+    /// Nothing is under way and nothing is queued.
+    pub fn is_at_rest(&self) -> bool {
+        self.in_flight.load(Relaxed) == 0 && self.bytes_queued.load(Relaxed) == 0
+    }
+
     pub fn note_request(&self, now: Duration) {
         self.requests.fetch_add(1, Relaxed);
         self.last_request.store(now.as_millis() as u64, Relaxed);

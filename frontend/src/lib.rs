@@ -22,6 +22,7 @@ pub mod counts;
 mod errors;
 mod listener;
 mod mailbox;
+mod plain_text;
 mod strangers;
 mod sync;
 pub mod table;
@@ -30,7 +31,7 @@ mod worker;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Release};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -87,6 +88,8 @@ pub struct Bounds {
     pub stall_timeout: Duration,
     /// With more bytes of answers than this to be sent, a client is closed.
     pub unsent_len_max: usize,
+    /// With more than this to be sent to all of them together, none may have much waiting.
+    pub unsent_plenty_len: usize,
     /// After how much silence the system asks whether the client's machine is still there.
     pub keepalive: Option<Duration>,
 }
@@ -98,6 +101,7 @@ impl Default for Bounds {
             idle_timeout: None,
             stall_timeout: Duration::from_secs(60),
             unsent_len_max: 256 << 20,
+            unsent_plenty_len: 256 << 20,
             keepalive: Some(Duration::from_secs(60)),
         }
     }
@@ -157,6 +161,8 @@ pub(crate) struct Shared {
     pub bounds: Mutex<Bounds>,
     pub table: Table,
     pub strangers: Strangers,
+    /// Bytes of replies that clients have not taken, as of each connection's last turn.
+    pub unsent_len: AtomicU64,
     /// Connections of the reserve that wait for an ordinary place, the first come first.
     pub parked: Mutex<VecDeque<Slot>>,
     /// Clients wait, and no ordinary place came free for a while.
@@ -263,6 +269,7 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
     let shared = Arc::new_cyclic(|me| Shared {
         table: Table::new(workers),
         strangers: Strangers::new(parts.ledger.plan().connections_max()),
+        unsent_len: AtomicU64::new(0),
         parked: Mutex::new(VecDeque::new()),
         stuck: AtomicBool::new(false),
         bounds: Mutex::new(options.bounds),

@@ -25,7 +25,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use crate::Shared;
 use crate::connection::Info;
 use crate::counts;
-use crate::mailbox::Letter;
+use crate::mailbox::{Arrival, Letter};
 use crate::worker::WAKE;
 
 const LISTEN: Token = Token(0);
@@ -184,8 +184,8 @@ impl Listener {
             tracing::debug!(%peer, "setting up the socket: {error}");
         }
         counts::TOTAL_CONNECTIONS.inc();
-        let letter = Letter::Adopt { slot, info, stream, permit, counted };
-        self.shared.mailboxes[self.shared.table.worker_of(slot)].post(letter);
+        let arrival = Arrival { slot, info, stream, permit, counted };
+        self.shared.mailboxes[self.shared.table.worker_of(slot)].post(Letter::Adopt(arrival));
     }
 
     /// So that a client whose machine or network is gone does not keep its place.

@@ -20,14 +20,7 @@ use crate::table::Slot;
 
 pub enum Letter {
     /// A connection that is the worker's from now on.
-    Adopt {
-        slot: Slot,
-        info: Arc<Info>,
-        stream: TcpStream,
-        permit: Permit,
-        /// It counts among the strangers that the table has room for.
-        counted: bool,
-    },
+    Adopt(Arrival),
     /// A connection of the reserve has an ordinary place.
     Promoted {
         slot: Slot,
@@ -48,6 +41,16 @@ pub enum Letter {
     Drain {
         until: Duration,
     },
+}
+
+/// A connection as the listener hands it over.
+pub struct Arrival {
+    pub slot: Slot,
+    pub info: Arc<Info>,
+    pub stream: TcpStream,
+    pub permit: Permit,
+    /// It counts among the strangers that the table has room for.
+    pub counted: bool,
 }
 
 /// The outcome of a request that had to wait.

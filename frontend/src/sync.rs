@@ -2,13 +2,13 @@
 
 #[cfg(not(loom))]
 mod chosen {
-    pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+    pub use std::sync::atomic::AtomicU32;
     pub use types::rank::Mutex;
 }
 
 #[cfg(loom)]
 mod chosen {
-    pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+    pub use loom::sync::atomic::AtomicU32;
     use types::rank::Rank;
 
     pub struct Mutex<T>(loom::sync::Mutex<T>);

@@ -25,7 +25,8 @@ pub struct Slot {
 /// 1. A slot is free, or has exactly one owner and an entry on the active list: free + active = slots made, and no more
 ///    are made than were ever taken together.
 /// 2. The generation grows at each release, so a late event or answer finds another number and is dropped.
-/// 3. [`Table::release`] is the only way back, and it panics on a slot that is not taken.
+/// 3. [`Table::release`] is the only way back, and it panics on a slot that is not taken, or whose connection still waits
+///    for answers or has some to send.
 pub struct Table {
     shares: Box<[Share]>,
     /// Connections are spread from here when several workers have equally few.
@@ -99,7 +100,8 @@ impl Table {
         let mut slots = share.slots.lock();
         let entry = &mut slots.entries[place];
         assert_eq!(entry.generation, slot.generation, "a slot is released by its owner");
-        assert!(entry.info.take().is_some(), "a slot is released once");
+        let Some(info) = entry.info.take() else { panic!("a slot is released once") };
+        assert!(info.is_at_rest(), "what is under way belongs to somebody");
         entry.generation = entry.generation.wrapping_add(1);
         slots.free.push(place as u32);
         assert!(slots.free.len() <= slots.entries.len(), "a free slot is on the list once");

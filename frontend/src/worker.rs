@@ -10,6 +10,8 @@
 //! `readable` and `writable` are kept until a call says "would block". A connection that used up its turn goes to the
 //! end of the queue with its flags as they are; nothing is lost by that, and nobody starves behind a busy one.
 
+mod deadlines;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, Read, Write};
@@ -18,19 +20,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use deadlines::note_end;
+use engine::Ticket;
 use limits::Permit;
 use mio::{Events, Interest, Poll, Token};
 use wire::frame::HEADER_LEN;
 use wire::{FrameReader, Next, Opcode, Side};
 
-use crate::auth::Role;
 use crate::buffer::Lender;
 use crate::commands::{self, Context};
-use crate::connection::{Connection, Info, Parked, Phase, Session};
+use crate::connection::{Connection, Parked, Phase, Session};
 use crate::counts;
-use crate::mailbox::{Letter, Mailbox};
+use crate::mailbox::{Answer, Arrival, Letter, Mailbox};
 use crate::table::Slot;
-use crate::{Bounds, Shared};
+use crate::{Bounds, Shared, plain_text};
 
 /// Requests a connection may start before it goes to the end of the queue.
 const REQUESTS_PER_TURN: u32 = 128;
@@ -38,16 +41,13 @@ const REQUESTS_PER_TURN: u32 = 128;
 const BYTES_PER_TURN: usize = 1 << 20;
 /// With this many bytes of replies unsent, no further request is started.
 const OUTPUT_HIGH_LEN: usize = 4 << 20;
+/// The same while all connections together have more unsent than [`Bounds::unsent_plenty_len`]: thousands that do not read
+/// may have a little each, but not all of them much.
+const OUTPUT_HIGH_SCARCE_LEN: usize = 64 << 10;
 /// Replies are sent once this many bytes have gathered, or the input is used up.
 const OUTPUT_SEND_LEN: usize = 256 << 10;
 /// Longest frame of a client that nobody knows yet; its memory is not to be had for the asking.
 const STRANGER_FRAME_LEN_MAX: usize = 1 << 20;
-/// How long a stranger may keep a place while others wait for one.
-const STRANGER_CROWDED: Duration = Duration::from_secs(5);
-/// How long a place of the reserve may be held between two requests, while others wait, by an administrator and by
-/// anybody else.
-const RESERVE_ADMIN: Duration = Duration::from_secs(5);
-const RESERVE_OTHER: Duration = Duration::from_secs(1);
 /// Requests of one connection that may be under way together.
 const IN_FLIGHT_MAX: usize = 32;
 /// How long a closed connection is kept to see the client's end of it.
@@ -69,7 +69,7 @@ pub(crate) struct Worker {
     lingering: VecDeque<(Duration, Slot)>,
     /// Connections that have yet to log in and since when, in order.
     strangers: VecDeque<(Duration, Slot)>,
-    /// When to look at a connection's other deadlines. Late entries are harmless: see [`Worker::set_timer`].
+    /// When to look at a connection's other deadlines. Entries that are too early do no harm: see `deadlines`.
     timers: BinaryHeap<Reverse<(Duration, Slot)>>,
     bounds: Bounds,
     lender: Lender,
@@ -142,32 +142,7 @@ impl Worker {
                 let Some(place) = self.ready.pop_front() else { break };
                 self.turn(place as usize);
             }
-            self.forget_the_dead();
-        }
-    }
-
-    /// How long the poll may wait.
-    fn patience(&mut self) -> Option<Duration> {
-        if !self.ready.is_empty() {
-            return Some(Duration::ZERO);
-        }
-        self.skip_acquaintances();
-        let first = |queue: &VecDeque<(Duration, Slot)>| queue.front().map(|(at, _)| *at);
-        let login = first(&self.strangers).map(|since| since + self.bounds.login_timeout);
-        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
-        let deadlines = [first(&self.lingering), login, timer, self.draining];
-        let next = deadlines.into_iter().flatten().min()?;
-        // Rounded up to what the poll can tell apart, so that it does not spin through the last millisecond.
-        Some(next.saturating_sub(self.shared.now()) + Duration::from_millis(1))
-    }
-
-    /// Takes those off the front of the strangers that are none any more.
-    fn skip_acquaintances(&mut self) {
-        while let Some(&(since, slot)) = self.strangers.front() {
-            if self.find(slot).is_some_and(|connection| connection.stranger_since == Some(since)) {
-                return;
-            }
-            self.strangers.pop_front();
+            self.keep_deadlines();
         }
     }
 
@@ -181,31 +156,14 @@ impl Worker {
 
     fn open_letter(&mut self, letter: Letter) {
         match letter {
-            Letter::Adopt { slot, info, stream, permit, counted } => self.adopt(slot, info, stream, permit, counted),
+            Letter::Adopt(arrival) => self.adopt(arrival),
             Letter::Promoted { slot, permit } => self.promote(slot, permit),
             Letter::Crowded => self.make_room(),
             Letter::Bounds(bounds) => {
                 self.bounds = bounds;
-                let slots: Vec<Slot> = self.connections.iter().flatten().map(|c| c.session.slot).collect();
-                slots.into_iter().for_each(|slot| self.set_timer(slot));
+                self.slots().into_iter().for_each(|slot| self.set_timer(slot));
             }
-            Letter::Answer { ticket, answer } => {
-                let slot = Slot { index: ticket.slot, generation: ticket.generation };
-                let (shared, mailbox) = (self.shared.clone(), self.mailbox.clone());
-                let place = shared.table.place_of(slot);
-                let Some(Some(connection)) = self.connections.get_mut(place) else { return };
-                if connection.session.slot != slot {
-                    return;
-                }
-                let flight = &mut connection.session.in_flight;
-                let Some(at) = flight.iter().position(|w| w.request == ticket.request) else { return };
-                let waiting = flight.remove(at);
-                connection.session.info.in_flight.store(flight.len() as u32, Relaxed);
-                let out = connection.output.tail(&mut self.lender);
-                let session = &mut connection.session;
-                Context { session, out, shared: &shared, mailbox: &mailbox, call: waiting.call }.answer_late(answer);
-                self.enqueue(slot);
-            }
+            Letter::Answer { ticket, answer } => self.finish(ticket, answer),
             Letter::BucketGone { name } => {
                 let sessions = self.connections.iter().flatten().map(|connection| &connection.session);
                 let of_it = |session: &&Session| session.selected.as_ref().is_some_and(|s| s.shape.name == *name);
@@ -215,9 +173,30 @@ impl Worker {
                 self.draining = Some(until);
                 let soon = self.shared.now() + LINGER_DRAINING;
                 self.lingering.iter_mut().for_each(|(until, _)| *until = soon.min(*until));
-                self.close_all(self.connections.iter().flatten().map(|c| c.session.slot).collect());
+                self.close_all(self.slots());
             }
         }
+    }
+
+    /// Replies to a request that had to wait. Whoever sent it may be gone, and another have its slot.
+    fn finish(&mut self, ticket: Ticket, answer: Answer) {
+        let slot = Slot { index: ticket.slot, generation: ticket.generation };
+        let (shared, mailbox) = (self.shared.clone(), self.mailbox.clone());
+        let Some(Some(connection)) = self.connections.get_mut(shared.table.place_of(slot)) else { return };
+        let session = &mut connection.session;
+        if session.slot != slot {
+            return;
+        }
+        let Some(at) = session.in_flight.iter().position(|waiting| waiting.request == ticket.request) else { return };
+        let call = session.in_flight.remove(at).call;
+        session.info.in_flight.store(session.in_flight.len() as u32, Relaxed);
+        let out = connection.output.tail(&mut self.lender);
+        Context { session, out, shared: &shared, mailbox: &mailbox, call }.answer_late(answer);
+        self.enqueue(slot);
+    }
+
+    fn slots(&self) -> Vec<Slot> {
+        self.connections.iter().flatten().map(|connection| connection.session.slot).collect()
     }
 
     /// Lets connections end as soon as what is under way is answered.
@@ -230,19 +209,10 @@ impl Worker {
         }
     }
 
-    fn adopt(&mut self, slot: Slot, info: Arc<Info>, mut stream: mio::net::TcpStream, permit: Permit, counted: bool) {
+    fn adopt(&mut self, Arrival { slot, info, stream, permit, counted }: Arrival) {
         let place = self.shared.table.place_of(slot);
         if self.connections.len() <= place {
             self.connections.resize_with(place + 1, || None);
-        }
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        if let Err(error) = self.poll.registry().register(&mut stream, token_of(slot), interest) {
-            tracing::warn!(peer = %info.peer, "a connection could not be watched: {error}");
-            drop(stream);
-            if counted {
-                self.shared.stranger_left();
-            }
-            return self.shared.table.release(slot);
         }
         let mut session = Session::new(slot, info);
         session.closing = self.draining.is_some();
@@ -253,7 +223,7 @@ impl Worker {
             self.skip_acquaintances();
             self.strangers.push_back((now, slot));
         }
-        let connection = Connection {
+        let mut connection = Connection {
             stream,
             session,
             input: Default::default(),
@@ -275,9 +245,14 @@ impl Worker {
             timer: None,
             permit,
         };
-        assert!(self.connections[place].replace(Box::new(connection)).is_none(), "a slot has one connection");
         self.open += 1;
         counts::CURR_CONNECTIONS.add(1);
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        if let Err(error) = self.poll.registry().register(&mut connection.stream, token_of(slot), interest) {
+            tracing::warn!(peer = %connection.session.info.peer, "a connection could not be watched: {error}");
+            return self.close(connection);
+        }
+        assert!(self.connections[place].replace(Box::new(connection)).is_none(), "a slot has one connection");
         self.enqueue(slot);
     }
 
@@ -299,12 +274,13 @@ impl Worker {
         connection.queued = false;
         let mut fate = self.serve(&mut connection);
         if connection.output.len() > self.bounds.unsent_len_max {
-            fate = self.end(&connection, "unsent", "too many answers are unread");
+            note_end(&connection, "unsent", "too many answers are unread");
+            fate = Fate::Gone;
         }
         self.note_login(&mut connection);
         connection.input.settle(&mut self.lender);
         connection.output.settle(&mut self.lender);
-        connection.session.info.bytes_queued.store(connection.output.len() as u64, Relaxed);
+        self.note_unsent(&connection);
         let slot = connection.session.slot;
         match fate {
             Fate::Gone => return self.close(*connection),
@@ -314,6 +290,22 @@ impl Worker {
             self.enqueue(slot);
         }
         self.set_timer(slot);
+    }
+
+    /// Keeps count of what the connections have not taken.
+    fn note_unsent(&self, connection: &Connection) {
+        let now = connection.output.len() as u64;
+        let before = connection.session.info.bytes_queued.swap(now, Relaxed);
+        if now != before {
+            self.shared.unsent_len.fetch_add(now.wrapping_sub(before), Relaxed);
+        }
+    }
+
+    /// With more unsent than this, a connection starts no further request. Whoever waits for that has something unsent, so
+    /// an event of its own will wake it, however the others fare.
+    fn output_high_len(&self) -> usize {
+        let plenty = self.bounds.unsent_plenty_len as u64;
+        if self.shared.unsent_len.load(Relaxed) > plenty { OUTPUT_HIGH_SCARCE_LEN } else { OUTPUT_HIGH_LEN }
     }
 
     /// Keeps count of who has yet to log in. A login that is tried again and fails makes a stranger anew.
@@ -335,70 +327,6 @@ impl Worker {
         }
     }
 
-    /// When a connection is to be ended if nothing happens meanwhile.
-    fn deadline(&self, connection: &Connection) -> Option<Deadline> {
-        let Bounds { stall_timeout, idle_timeout, .. } = self.bounds;
-        let session = &connection.session;
-        if matches!(connection.phase, Phase::Lingering { .. }) {
-            None
-        } else if connection.unsent {
-            Some(Deadline { at: connection.sent + stall_timeout, reason: "stalled", gone: true })
-        } else if session.closing || !session.in_flight.is_empty() || connection.parked != Parked::No {
-            None
-        } else if connection.half {
-            Some(Deadline { at: connection.received + stall_timeout, reason: "stalled", gone: false })
-        } else {
-            let active = connection.received.max(connection.sent);
-            idle_timeout.map(|idle| Deadline { at: active + idle, reason: "idle", gone: false })
-        }
-    }
-
-    /// Has a connection looked at when its deadline comes, unless it is looked at before that anyway: then is early
-    /// enough to see that it has become later. So a busy connection costs one entry a timeout.
-    fn set_timer(&mut self, slot: Slot) {
-        let Some(connection) = self.find(slot) else { return };
-        let timer = connection.timer;
-        let place = self.shared.table.place_of(slot);
-        let Some(connection) = self.connections[place].as_deref() else { return };
-        let Some(deadline) = self.deadline(connection) else { return };
-        if timer.is_none_or(|timer| deadline.at < timer)
-            && let Some(connection) = self.find(slot)
-        {
-            connection.timer = Some(deadline.at);
-            self.timers.push(Reverse((deadline.at, slot)));
-        }
-    }
-
-    /// Ends those whose deadline has come.
-    fn look_at_the_clock(&mut self, now: Duration) {
-        while let Some(&Reverse((at, slot))) = self.timers.peek()
-            && at <= now
-        {
-            self.timers.pop();
-            let Some(connection) = self.find(slot).filter(|connection| connection.timer == Some(at)) else { continue };
-            connection.timer = None;
-            let place = self.shared.table.place_of(slot);
-            let Some(connection) = self.connections[place].as_deref() else { continue };
-            match self.deadline(connection).filter(|deadline| deadline.at <= now) {
-                Some(deadline) => {
-                    self.end(connection, deadline.reason, "nothing happened for too long");
-                    if deadline.gone {
-                        self.drop_slot(slot);
-                    } else {
-                        self.close_all(vec![slot]);
-                    }
-                }
-                None => self.set_timer(slot),
-            }
-        }
-    }
-
-    fn end(&self, connection: &Connection, reason: &'static str, why: &str) -> Fate {
-        tracing::debug!(peer = %connection.session.info.peer, "closing: {why}");
-        counts::CONNECTIONS_ENDED.with(&[reason]).inc();
-        Fate::Gone
-    }
-
     fn promote(&mut self, slot: Slot, permit: Permit) {
         let shared = self.shared.clone();
         let Some(connection) = self.find(slot) else { return };
@@ -412,46 +340,18 @@ impl Worker {
         self.enqueue(slot);
     }
 
-    /// Others wait and nobody leaves: ends strangers that take their time, and those who hold a place of the reserve
-    /// without using it for what it is kept for.
-    fn make_room(&mut self) {
-        let now = self.shared.now();
-        let mut leaving = Vec::new();
-        for connection in self.connections.iter_mut().flatten() {
-            if connection.session.closing {
-                continue;
-            }
-            let session = &connection.session;
-            let silent = now.saturating_sub(connection.received);
-            let over = match (connection.in_reserve(), &session.identity, connection.parked) {
-                (false, ..) => connection.stranger_since.is_some_and(|since| now >= since + STRANGER_CROWDED),
-                (true, _, Parked::Waiting) => {
-                    connection.parked = Parked::Refused;
-                    true
-                }
-                (true, _, Parked::Refused) => false,
-                (true, None, _) => now >= session.info.since + RESERVE_OTHER,
-                (true, Some(identity), _) => {
-                    let patience = if identity.role == Role::Admin { RESERVE_ADMIN } else { RESERVE_OTHER };
-                    session.in_flight.is_empty() && silent >= patience
-                }
-            };
-            if over {
-                counts::CONNECTIONS_ENDED.with(&["crowded"]).inc();
-                leaving.push((connection.session.slot, connection.parked == Parked::Refused));
-            }
-        }
-        for (slot, refused) in leaving {
-            // One that waits for an answer gets it before it is closed.
-            if refused { self.enqueue(slot) } else { self.close_all(vec![slot]) }
-        }
-    }
-
-    /// The one way a connection ends.
+    /// The one way a connection ends. What it still waits for is not waited for any more: the answer will find another
+    /// generation in the slot.
     fn close(&mut self, mut connection: Connection) {
         // An error here leaves nothing to be done: dropping the stream closes it either way.
         let _ = self.poll.registry().deregister(&mut connection.stream);
         let slot = connection.session.slot;
+        let place = self.shared.table.place_of(slot);
+        assert!(self.connections[place].is_none(), "nothing refers to it but its owner");
+        connection.output = Default::default();
+        self.note_unsent(&connection);
+        connection.session.in_flight.clear();
+        connection.session.info.in_flight.store(0, Relaxed);
         let Connection { stream, permit, counted, .. } = connection;
         drop(stream);
         self.open -= 1;
@@ -462,32 +362,6 @@ impl Worker {
         }
         // Last: it wakes whoever waits for a place.
         drop(permit);
-    }
-
-    fn forget_the_dead(&mut self) {
-        let nothing = self.lingering.is_empty() && self.strangers.is_empty() && self.timers.is_empty();
-        if nothing && self.draining.is_none() {
-            return;
-        }
-        let now = self.shared.now();
-        let login_timeout = self.bounds.login_timeout;
-        while self.strangers.front().is_some_and(|(since, _)| *since + login_timeout <= now) {
-            let Some((since, slot)) = self.strangers.pop_front() else { break };
-            if let Some(connection) = self.find(slot).filter(|c| c.stranger_since == Some(since)) {
-                tracing::debug!(peer = %connection.session.info.peer, "closing: it did not log in in time");
-                counts::CONNECTIONS_ENDED.with(&["login"]).inc();
-                self.close_all(vec![slot]);
-            }
-        }
-        self.look_at_the_clock(now);
-        while self.lingering.front().is_some_and(|(until, _)| *until <= now) {
-            let Some((_, slot)) = self.lingering.pop_front() else { break };
-            self.drop_slot(slot);
-        }
-        if self.draining.is_some_and(|until| until <= now) {
-            let slots: Vec<Slot> = self.connections.iter().flatten().map(|c| c.session.slot).collect();
-            slots.into_iter().for_each(|slot| self.drop_slot(slot));
-        }
     }
 
     fn drop_slot(&mut self, slot: Slot) {
@@ -513,7 +387,7 @@ impl Worker {
                     Err(_) => return Fate::Gone,
                 },
                 Pause::Backlogged => match self.send(connection) {
-                    Ok(()) if connection.output.len() > OUTPUT_HIGH_LEN => break Pause::Backlogged,
+                    Ok(()) if connection.output.len() > self.output_high_len() => break Pause::Backlogged,
                     Ok(()) => {}
                     Err(_) => return Fate::Gone,
                 },
@@ -531,7 +405,7 @@ impl Worker {
             }
             // A client that has hung up altogether, rather than only stopped sending, shows in the next read.
             Pause::Stalled | Pause::Closing if connection.readable && !connection.eof => watch(connection),
-            Pause::Backlogged if connection.output.len() <= OUTPUT_HIGH_LEN => Fate::Again,
+            Pause::Backlogged if connection.output.len() <= self.output_high_len() => Fate::Again,
             _ => Fate::Rest,
         }
     }
@@ -573,12 +447,13 @@ impl Worker {
         let sent = connection.output.sent_len();
         let out = connection.output.tail(&mut self.lender);
         let in_reserve = connection.permit.class() == limits::Class::Admin;
+        let output_high_len = self.output_high_len();
         let session = &mut connection.session;
         let pause = loop {
             if session.closing {
                 break Pause::Closing;
             }
-            if out.len() - sent > OUTPUT_HIGH_LEN {
+            if out.len() - sent > output_high_len {
                 break Pause::Backlogged;
             }
             if *requests == 0 {
@@ -589,6 +464,8 @@ impl Worker {
                 Err(close) => {
                     tracing::debug!(peer = %session.info.peer, "closing: {close}");
                     counts::PROTOCOL_ERRORS.inc();
+                    let last_word = plain_text::refusal(input.filled(), self.shared.cluster.admin_port());
+                    out.extend_from_slice(last_word.as_bytes());
                     session.closing = true;
                     break Pause::Closing;
                 }
@@ -674,14 +551,6 @@ impl Worker {
         connection.unsent = unsent;
         Ok(())
     }
-}
-
-/// The moment to end a connection.
-struct Deadline {
-    at: Duration,
-    reason: &'static str,
-    /// At once: it does not read what would be said.
-    gone: bool,
 }
 
 /// Whether a request may start beside those under way.

@@ -1,4 +1,4 @@
-//! One class's count, in one word, so that it is never more than it may be, not even while it is resized.
+//! A count in one word with what it may be, so that it is never more than that, not even while it is resized.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Room and use, in descriptors.
+/// Room and use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Balance {
+pub struct Balance {
+    /// What may be out.
     pub capacity: u32,
+    /// What is.
     pub out: u32,
 }
 
@@ -24,16 +26,18 @@ impl Balance {
     }
 
     /// What nobody else may be promised: after a shrink, more can be out than there is room for.
-    pub fn claimed(self) -> u32 {
+    pub(crate) fn claimed(self) -> u32 {
         self.capacity.max(self.out)
     }
 }
 
-/// 1. `out` grows only while it stays within the capacity of the same moment: both are one word.
+/// What can be lent, and is: the descriptors of a class, or places for those of whom there should not be too many.
+///
+/// 1. [`Account::take`] lends no more than the capacity of the same moment: both are one word.
 /// 2. Whoever was refused is told when that may have changed: see [`Account::take`].
 /// 3. Giving back more than is out panics.
 #[repr(align(64))]
-pub(crate) struct Account {
+pub struct Account {
     balance: AtomicU64,
     /// Somebody was refused and not told since.
     starved: AtomicBool,
@@ -87,11 +91,17 @@ impl Account {
         taken.is_ok()
     }
 
+    /// Takes one, whatever there is: it is there already, and only now counts.
+    pub fn take_beyond(&self) {
+        let before = Balance::unpack(self.balance.fetch_add(1, SeqCst));
+        self.high_water.fetch_max(before.out + 1, Relaxed);
+    }
+
     /// True: somebody was refused before and is to be told.
     #[must_use]
     pub fn give(&self, n: u32) -> bool {
         let before = Balance::unpack(self.balance.fetch_sub(u64::from(n), SeqCst));
-        assert!(before.out >= n, "{n} descriptors given back where {} were out", before.out);
+        assert!(before.out >= n, "{n} given back where {} were out", before.out);
         self.is_starved()
     }
 

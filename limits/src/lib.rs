@@ -25,6 +25,7 @@ mod metered;
 mod plan;
 mod stats;
 
+pub use account::{Account, Balance};
 pub use ledger::{GiveBack, Ledger, NoPermit, NoRoom, Permit, is_exhausted, with_retry};
 pub use metered::Metered;
 pub use plan::{ADMIN_RESERVE, CONNECTIONS_MIN, FILES_MIN, LIMIT_MIN, Plan, PlanError, Wish, Wishes};

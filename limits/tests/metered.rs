@@ -192,6 +192,10 @@ fn permits_out_are_what_the_kernel_lists_as_open() {
     assert_eq!(open_now(), 20);
     files.truncate(3);
     assert_eq!((open_now(), ledger.out(Class::Files)), (3, 3));
+    let durable = storage.open_durable(&dir.path().join("0")).unwrap();
+    assert_eq!(durable.is_some(), env::os::env().storage.open_durable(&dir.path().join("0")).unwrap().is_some());
+    let open = 3 + usize::from(durable.is_some());
+    assert_eq!((open_now(), ledger.out(Class::Files) as usize), (open, open));
 }
 
 /// Goal: the kernel's refusal is survived, not only the simulated one. Method: this test again, in a process that may

@@ -225,9 +225,9 @@ impl BucketStore {
         fetch::now(self.vb(vb), key)
     }
 
-    /// The last write failed for lack of space, and none has succeeded since: refuse what would need more.
+    /// A write failed for lack of space, and what is kept back for that case has not been had again since: refuse what would need more.
     pub fn disk_full(&self) -> bool {
-        self.home.shared.disk_full.load(Ordering::Acquire)
+        self.home.shared.reserve.is_full()
     }
 
     /// The commit log has no room, and will have some once more is filed: put off what writes.

@@ -26,9 +26,13 @@ const GIVEN_BACK_MIN: usize = 16;
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
 
-/// Whether an error says that there are no descriptors left: none of the system's, or none that we may take.
+/// Whether an error says that there are no descriptors left: the system's word for it, or that of a storage which counts
+/// them and did not even ask the system.
 pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(EMFILE | ENFILE)) || error.kind() == io::ErrorKind::ResourceBusy
+    match error.raw_os_error() {
+        Some(errno) => matches!(errno, EMFILE | ENFILE),
+        None => error.kind() == io::ErrorKind::ResourceBusy,
+    }
 }
 
 /// A vBucket as the cache knows it.

@@ -18,6 +18,7 @@ use crate::batch::Batch;
 use crate::commit::commit;
 use crate::error::{StoreError, Verdict};
 use crate::queue::Outcome;
+use crate::reserve::is_out_of_space;
 use crate::stats::{FLUSH_FAILURES, FLUSHED_BYTES, FLUSHED_ITEMS, FLUSHES, SYNC_FAILURES};
 use crate::vb::{Attached, Committed, Vb};
 
@@ -76,7 +77,7 @@ fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed
     // Before the marks: whoever sees them may ask the file.
     vb.set_committed(committed);
     attached.recorded.store(slice.record_version, Ordering::Release);
-    vb.home.shared.disk_full.store(false, Ordering::Release);
+    vb.home.shared.reserve.may_have_space();
     vb.publish_filed(attached, slice.last);
     attached.log.release(&attached.cursor, slice.last);
 
@@ -125,8 +126,8 @@ fn slice_is_full(vb: &Vb, slice: &Slice) -> bool {
 /// Nothing was acknowledged and nothing committed: the same changes are read again later.
 fn put_back(vb: &Vb, error: &StoreError) -> Outcome {
     let shared = &vb.home.shared;
-    if matches!(error.errno(), Some(ENOSPC | EDQUOT)) {
-        shared.disk_full.store(true, Ordering::Release);
+    if error.errno().is_some_and(is_out_of_space) {
+        shared.reserve.write_failed();
     }
     let failures = vb.add_failure();
     vb.home.counters.add(|c| &c.flush_failures, 1);
@@ -164,9 +165,6 @@ fn poison(vb: &Vb, attached: &Attached, error: &StoreError) {
         "no more writes to this vBucket until a restart has looked at the disk: {reason}"
     );
     // If it was this vBucket that found the disk full, nobody would find out that it no longer is.
-    vb.home.shared.disk_full.store(false, Ordering::Release);
+    vb.home.shared.reserve.may_have_space();
     vb.poison(attached, reason);
 }
-
-const ENOSPC: i32 = 28;
-const EDQUOT: i32 = 122;

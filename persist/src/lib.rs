@@ -24,6 +24,7 @@ mod names;
 mod queue;
 mod recovery;
 mod replay;
+mod reserve;
 mod shared;
 mod spec;
 pub mod stats;
@@ -36,7 +37,7 @@ mod vb;
 use std::time::Duration;
 
 pub use bucket::{BucketStore, RecoveredVb, WarmUp};
-pub use commit_log::{Driver as LogDriver, LogStats};
+pub use commit_log::{Driver as LogDriver, Inspection as LogInspection, LogStats};
 pub use couchstore::Version;
 pub use error::{Damage, Damages, StoreError, Verdict};
 pub use file_cache::{FileCache, FileCacheStats};
@@ -45,6 +46,11 @@ pub use spec::{BucketSpec, Compression, Eviction, WriteRules};
 pub use stats::BucketStoreStats;
 pub use store::{Drained, Store};
 pub use vb::Nudge;
+
+/// What is in a commit log's directory, which no server is using. Changes nothing.
+pub fn inspect_log(env: &env::Env, dir: &std::path::Path) -> Result<LogInspection, StoreError> {
+    commit_log::inspect(env, dir).map_err(StoreError::log)
+}
 
 /// How a store uses its commit log.
 #[derive(Clone, Debug)]
@@ -93,6 +99,8 @@ pub struct Options {
     pub files_max: usize,
     /// Changes go to a log that all vBuckets share, and to the files later; `None`: to the files, each by itself.
     pub commit_log: Option<LogOptions>,
+    /// Disk space kept back for when there is none left; 0: none.
+    pub reserve_bytes: u64,
     /// Go back to the newest readable commit of damaged files, as another history, instead of refusing to open.
     pub recovery: bool,
 }
@@ -106,6 +114,7 @@ impl Default for Options {
             format: Version::V13,
             files_max: 1024,
             commit_log: None,
+            reserve_bytes: 0,
             recovery: false,
         }
     }

@@ -299,6 +299,15 @@ impl Observer for Ear {
     }
 
     fn room(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.reserve.may_have_space();
+        }
         self.with(Logger::has_room);
+    }
+
+    fn disk_full(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.reserve.write_failed();
+        }
     }
 }

@@ -41,15 +41,13 @@ struct Gathered {
 
 impl Gathered {
     /// `high` is where the vBucket's file ends; `None`: there is no such vBucket.
-    fn take(&mut self, replayed: Replayed, high: Option<Seqno>, was_clean: bool) {
+    fn take(&mut self, replayed: Replayed, high: Option<Seqno>) {
         let key = Key { bucket: replayed.bucket, vb: replayed.vb };
         let mark = self.marks.entry(key).or_default();
         *mark = replayed.last.max(*mark);
         let Some(high) = high else { return };
         self.items += replayed.items.len() as u64;
-        // After a clean stop the files have everything, and may have a newer record than the log.
-        let record_counts = replayed.last > high || (replayed.last == high && !was_clean);
-        let record = replayed.record.filter(|_| record_counts);
+        let record = replayed.record.filter(|_| replayed.last >= high);
         let mut items = replayed.items.into_iter().filter(|item| item.seqno() > high).peekable();
         if record.is_none() && items.peek().is_none() {
             return;
@@ -77,11 +75,18 @@ pub(crate) fn open_log(
 ) -> Result<Option<Arc<Log>>, StoreError> {
     let storage = &*shared.env.storage;
     let dir = data_dir.join(LOG_DIR);
-    let gone = data_dir.join(LOG_GONE_DIR);
-    remove_tree(storage, &gone)?;
+    remove_tree(storage, &data_dir.join(LOG_GONE_DIR))?;
     let options = shared.options.commit_log.clone();
     if options.is_none() && !has_segments(storage, &dir)? {
         return Ok(None);
+    }
+    if was_clean {
+        // The files have everything, and may have a newer record than the log.
+        let Some(options) = options else {
+            give_up(storage, data_dir, LOG_GONE_DIR)?;
+            return Ok(None);
+        };
+        return Log::begin(&shared.env, &dir, options.of_files()).map(Some).map_err(StoreError::log);
     }
     let log_options = options.clone().unwrap_or_default().of_files();
 
@@ -95,7 +100,7 @@ pub(crate) fn open_log(
         if !vbs.contains_key(&key.bucket) {
             strangers.insert(key.bucket);
         }
-        gathered.take(replayed, high(key), was_clean);
+        gathered.take(replayed, high(key));
     };
     let log = match Log::open(&shared.env, &dir, log_options.clone(), &mut take) {
         Ok(log) => Some(log),
@@ -138,18 +143,20 @@ pub(crate) fn open_log(
     // What was given up must not come back, and a log that is not used must not grow old.
     let is_damaged = log.is_none();
     drop(log);
-    let aside = data_dir.join(LOG_ASIDE_DIR);
-    let target = if is_damaged { &aside } else { &gone };
-    if is_damaged {
-        remove_tree(storage, &aside)?;
-    }
-    storage.rename(&dir, target).map_err(StoreError::io("rename", &dir))?;
-    storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
-    remove_tree(storage, &gone)?;
+    give_up(storage, data_dir, if is_damaged { LOG_ASIDE_DIR } else { LOG_GONE_DIR })?;
     if !is_wanted {
         return Ok(None);
     }
-    Log::open(&shared.env, &dir, log_options, &mut |_| {}).map(Some).map_err(StoreError::log)
+    Log::begin(&shared.env, &dir, log_options).map(Some).map_err(StoreError::log)
+}
+
+/// Gives the log's directory another name, so that a crash leaves all of it or nothing; as `gone` it is removed.
+fn give_up(storage: &dyn Storage, data_dir: &Path, name: &str) -> Result<(), StoreError> {
+    let (dir, target) = (data_dir.join(LOG_DIR), data_dir.join(name));
+    remove_tree(storage, &target)?;
+    storage.rename(&dir, &target).map_err(StoreError::io("rename", &dir))?;
+    storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
+    if name == LOG_GONE_DIR { remove_tree(storage, &target) } else { Ok(()) }
 }
 
 fn has_segments(storage: &dyn Storage, dir: &Path) -> Result<bool, StoreError> {

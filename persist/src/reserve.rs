@@ -7,41 +7,48 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use env::{OpenMode, Storage};
+use scheduler::{Context, Next, Task, TaskHandle};
+use types::rank::{Mutex, Rank};
 
-use crate::error::StoreError;
+use crate::shared::Shared;
 use crate::vb::remove_if_there;
 
 const STEP_BYTES: usize = 1 << 20;
+/// A full disk is looked at after so long, then after twice that, and so on.
+const PAUSE_FIRST: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(8);
 
 /// 1. `is_full` from the first write without space until the reserve is whole again.
 /// 2. Without a reserve (0 bytes), `is_full` until a write has succeeded.
+/// 3. Only its task touches the file.
 pub(crate) struct Reserve {
     storage: Arc<dyn Storage>,
     path: PathBuf,
     bytes: u64,
     is_full: AtomicBool,
+    /// Until the next look at a full disk; `None`: the reserve is still there.
+    pause: Mutex<Option<Duration>>,
+    task: OnceLock<TaskHandle>,
 }
 
 impl Reserve {
-    pub fn new(storage: Arc<dyn Storage>, path: PathBuf, bytes: u64) -> Reserve {
-        Reserve { storage, path, bytes, is_full: AtomicBool::new(false) }
+    pub fn new(storage: Arc<dyn Storage>, data_dir: &Path, bytes: u64) -> Reserve {
+        let (is_full, pause) = (AtomicBool::new(false), Mutex::ranked(Rank::CommitQueue, None));
+        Reserve { storage, path: data_dir.join("reserve"), bytes, is_full, pause, task: OnceLock::new() }
     }
 
-    /// Makes the reserve as large as it should be, at a start. A disk without room for it counts as full.
-    pub fn set_up(&self) -> Result<(), StoreError> {
-        if self.bytes == 0 {
-            return remove_if_there(&*self.storage, &self.path);
-        }
-        match self.fill() {
-            Ok(()) => {}
-            Err(error) if is_out_of_space(&error) => self.write_failed(),
-            Err(error) => return Err(StoreError::io("write", &self.path)(error)),
-        }
-        Ok(())
+    pub fn set_task(&self, task: TaskHandle) {
+        task.wake();
+        assert!(self.task.set(task).is_ok(), "a reserve has one task");
+    }
+
+    pub fn stop(&self) {
+        self.task.get().into_iter().for_each(TaskHandle::cancel);
     }
 
     pub fn is_full(&self) -> bool {
@@ -50,42 +57,58 @@ impl Reserve {
 
     /// A write found no space.
     pub fn write_failed(&self) {
-        self.is_full.store(true, Ordering::Release);
-        if self.bytes > 0
-            && let Err(error) = remove_if_there(&*self.storage, &self.path)
-        {
-            tracing::warn!("the disk is full, and its reserve could not be given up: {error}");
+        let was_full = self.is_full.swap(true, Ordering::AcqRel);
+        if !was_full && let Some(task) = self.task.get() {
+            task.wake();
         }
     }
 
-    /// A write has succeeded.
-    pub fn write_succeeded(&self) {
+    /// A write has succeeded, or whoever found the disk full will not write again.
+    pub fn may_have_space(&self) {
         if self.bytes == 0 {
             self.is_full.store(false, Ordering::Release);
         }
     }
 
-    /// Looks whether the disk has room for the reserve again. True: it had to be tried, and has to be again.
-    pub fn try_to_recover(&self) -> bool {
-        if self.bytes == 0 || !self.is_full() {
-            return false;
+    /// Makes the reserve, gives it up, or tries to make it again.
+    fn keep(&self) -> Next {
+        let pause = *self.pause.lock();
+        if self.bytes == 0 || (self.is_full() && pause.is_none()) {
+            return self.give_up(pause);
         }
         match self.fill() {
             Ok(()) => {
-                tracing::info!("the disk has room again");
-                self.is_full.store(false, Ordering::Release);
-                false
+                if self.is_full.swap(false, Ordering::AcqRel) {
+                    tracing::info!("the disk has room again");
+                }
+                *self.pause.lock() = None;
+                Next::Idle
             }
-            Err(_) => {
-                let _ = remove_if_there(&*self.storage, &self.path);
-                true
+            Err(error) if error.raw_os_error().is_some_and(is_out_of_space) => {
+                self.is_full.store(true, Ordering::Release);
+                self.give_up(pause)
+            }
+            Err(error) => {
+                tracing::warn!("no space is kept back for a full disk: {}: {error}", self.path.display());
+                self.is_full.store(false, Ordering::Release);
+                Next::Idle
             }
         }
     }
 
-    /// Whoever made the disk full is gone.
-    pub fn forget(&self) {
-        self.write_succeeded();
+    fn give_up(&self, pause: Option<Duration>) -> Next {
+        if let Err(error) = remove_if_there(&*self.storage, &self.path) {
+            tracing::warn!("space kept back for a full disk could not be given up: {error}");
+        }
+        if self.bytes == 0 {
+            return Next::Idle;
+        }
+        if pause.is_none() {
+            tracing::warn!("the disk is full: writes that need space are refused until there is some");
+        }
+        let pause = pause.map_or(PAUSE_FIRST, |pause| (pause * 2).min(PAUSE_MAX));
+        *self.pause.lock() = Some(pause);
+        Next::After(pause)
     }
 
     /// The bytes are written, as a hole would hold nothing back. They need not outlive anything, so nothing is synced.
@@ -111,13 +134,21 @@ impl Reserve {
 }
 
 /// No space left, or the quota is used up.
-pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
+pub(crate) fn is_out_of_space(errno: i32) -> bool {
     const ENOSPC: i32 = 28;
     const EDQUOT: i32 = 122;
-    matches!(error.raw_os_error(), Some(ENOSPC | EDQUOT))
+    matches!(errno, ENOSPC | EDQUOT)
 }
 
-/// Where the reserve is.
-pub(crate) fn path(data_dir: &Path) -> PathBuf {
-    data_dir.join("reserve")
+/// Runs the reserve.
+pub(crate) struct Keeping(pub Weak<Shared>);
+
+impl Task for Keeping {
+    fn name(&self) -> &'static str {
+        "disk reserve"
+    }
+
+    fn run(&self, _: &Context<'_>) -> Next {
+        self.0.upgrade().map_or(Next::Done, |shared| shared.reserve.keep())
+    }
 }

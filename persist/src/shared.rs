@@ -1,7 +1,8 @@
 //! What the parts of a store share: the environment, the queues, and the tasks that serve them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::file_cache::{FileCache, WithRoom};
 use crate::filer::{Filer, Filing};
 use crate::logger::{Ear, Logger};
 use crate::queue::{Outcome, Urgency, WorkQueue};
+use crate::reserve::{Keeping, Reserve};
 use crate::vb::Vb;
 use crate::{LogOptions, Options, fetch, flusher};
 
@@ -34,15 +36,16 @@ pub(crate) struct Shared {
     retries: OnceLock<TaskHandle>,
     /// Counts ends of flushes, for those who wait for one.
     endings: Bay<u64>,
-    pub disk_full: AtomicBool,
+    pub reserve: Reserve,
     last_told_ms: AtomicU64,
     untold: AtomicU64,
 }
 
 impl Shared {
-    pub fn start(env: &Env, pools: &Pools, options: Options) -> Arc<Shared> {
+    pub fn start(env: &Env, pools: &Pools, data_dir: &Path, options: Options) -> Arc<Shared> {
         let files = Arc::new(FileCache::new(Arc::clone(&env.storage), options.files_max));
         let storage = WithRoom { storage: Arc::clone(&env.storage), files: Arc::clone(&files) };
+        let reserve = Reserve::new(Arc::clone(&env.storage), data_dir, options.reserve_bytes);
         let shared = Arc::new(Shared {
             env: Env { storage: Arc::new(storage), ..env.clone() },
             files,
@@ -54,7 +57,7 @@ impl Shared {
             readers: Crew::new(),
             retries: OnceLock::new(),
             endings: Bay::new(0),
-            disk_full: AtomicBool::new(false),
+            reserve,
             last_told_ms: AtomicU64::new(u64::MAX),
             untold: AtomicU64::new(0),
         });
@@ -68,6 +71,7 @@ impl Shared {
         });
         let retries = pools.spawn(PoolKind::Writer, Arc::new(Retries(Arc::downgrade(&shared))));
         assert!(shared.retries.set(retries).is_ok());
+        shared.reserve.set_task(pools.spawn(PoolKind::Background, Arc::new(Keeping(Arc::downgrade(&shared)))));
         shared
     }
 
@@ -105,6 +109,7 @@ impl Shared {
             retries.cancel();
         }
         self.writers.cancel();
+        self.reserve.stop();
     }
 
     pub fn changed(&self, vb: &Arc<Vb>, urgency: Urgency) {

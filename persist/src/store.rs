@@ -75,7 +75,7 @@ impl Store {
             storage.sync_dir(parent).map_err(StoreError::io("sync directory", parent))?;
         }
 
-        let shared = Shared::start(env, pools, options);
+        let shared = Shared::start(env, pools, data_dir, options);
         let mut damages = Vec::new();
         let mut files = Vec::new();
         let mut buckets = BTreeMap::new();
@@ -115,8 +115,6 @@ impl Store {
             sync_files(env, pools, files)?;
         }
         storage.sync_dir(&root).map_err(StoreError::io("sync directory", &root))?;
-        crate::vb::remove_if_there(storage, &clean)?;
-        storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
         let open = |slot: &Slot| match slot {
             Slot::Open(bucket) => Some((bucket.spec().uuid, Arc::from(bucket.vbs()))),
             Slot::Busy => None,
@@ -124,6 +122,8 @@ impl Store {
         let homes: HashMap<_, Arc<[Arc<Vb>]>> = buckets.values().filter_map(open).collect();
         let log = open_log(&shared, pools, data_dir, &homes, was_clean)?;
         // From here on the files have everything that was ever acknowledged.
+        crate::vb::remove_if_there(storage, &clean)?;
+        storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
         if let (Some(log), Some(options)) = (log, &shared.options.commit_log) {
             shared.set_logger(pools, log, options).map_err(StoreError::log)?;
         }
@@ -146,9 +146,9 @@ impl Store {
         self.was_clean
     }
 
-    /// The last write failed for lack of space, and none has succeeded since.
+    /// A write failed for lack of space, and what is kept back for that case has not been had again since.
     pub fn disk_full(&self) -> bool {
-        self.shared.disk_full.load(Ordering::Acquire)
+        self.shared.reserve.is_full()
     }
 
     /// How many vBucket files are kept open for their next use, from now on: 0 is none. See [`FileCache::set_files_max`].
@@ -263,7 +263,7 @@ impl Store {
             logger.remove(bucket.spec().uuid);
         }
         // If it was this bucket that found the disk full, nobody would find out that it no longer is.
-        self.shared.disk_full.store(false, Ordering::Release);
+        self.shared.reserve.may_have_space();
         let removed = self.remove_dir(&bucket.spec());
         if let (Ok(()), Some(logger)) = (&removed, self.shared.logger()) {
             logger.forget(bucket.spec().uuid);

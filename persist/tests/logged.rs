@@ -9,7 +9,7 @@ use std::time::Duration;
 use env::Env;
 use env::sim::{self, Fate, Fault, FaultPlan, Op, Rule, Sim};
 use persist::{BucketSpec, Options, StoreError, Verdict};
-use rig::{History, LOG_MODES, Mode, Node, Seed, assert_holds, assert_node_holds, work, work_on};
+use rig::{DATA, History, LOG_MODES, Mode, Node, Seed, assert_holds, assert_node_holds, work, work_on};
 use types::{BucketUuid, KeyBuf, Kind, VbId};
 
 const EIO: i32 = 5;
@@ -169,6 +169,68 @@ fn a_failed_sync_of_a_file_loses_nothing_of_what_the_log_has() {
         history.durable = (0..rig::VBS).map(|vb| (vb, node.durable(vb))).collect();
         drop(node);
         drop(assert_holds(&sim.power_cut(Fate::Seeded(nth)), &history));
+    }
+}
+
+/// S34: the first write without space is heard of at once; what is kept back then lets all that was accepted be written; and
+/// writes are taken again only once there is as much space as before.
+#[test]
+fn space_kept_back_takes_what_was_accepted_and_is_had_again_before_more_is() {
+    for mode in [Mode::Kept, Mode::Recycling] {
+        let (env, mut sim) = sim::env(31);
+        let node = Node::start_with(&env, 31, mode.options()).unwrap();
+        let mut history = History { mode, bucket_made: true, ..History::default() };
+        node.run();
+        let reserve = Path::new(DATA).join("reserve");
+        assert_eq!(sim.storage.read_file(&reserve).unwrap().len(), 64 << 10);
+        let used = sim.storage.used_bytes();
+        sim.storage.set_space_bytes_max(Some(used + 1000));
+        work_on(&node, 31, 12, &mut history);
+        node.stepper.advance(Duration::from_millis(500));
+        assert!(node.store.disk_full() && node.bucket.disk_full());
+        assert!(!env.storage.exists(&reserve).unwrap());
+        node.stepper.advance(Duration::from_secs(30));
+        for (vb, changes) in &history.changes {
+            assert_eq!(node.durable(*vb), changes.last().unwrap().seqno().0, "vb {vb}: {mode:?}");
+        }
+        assert!(node.store.disk_full() && !env.storage.exists(&reserve).unwrap(), "{mode:?}: not yet");
+        sim.storage.set_space_bytes_max(Some(used + (256 << 10)));
+        node.stepper.advance(Duration::from_secs(30));
+        assert!(!node.store.disk_full() && sim.storage.read_file(&reserve).unwrap().len() == 64 << 10, "{mode:?}");
+        history.durable = (0..rig::VBS).map(|vb| (vb, node.durable(vb))).collect();
+        drop(node);
+        drop(assert_holds(&sim.power_cut(Fate::LoseUnsynced), &history));
+    }
+}
+
+/// Goal: ENOSPC is survived wherever it comes. Method: in every mode, each write in turn and the two after it find no space,
+/// and so does each file that is made.
+#[test]
+fn no_space_at_any_one_write_loses_nothing_and_is_got_over() {
+    for (seed, mode) in (40..).zip(rig::MODES) {
+        for op in [Op::Write, Op::Create] {
+            for nth in 0.. {
+                let (env, mut sim) = sim::env(seed);
+                let node = Node::start_with(&env, seed, mode.options()).unwrap();
+                node.run();
+                sim.storage.arm(FaultPlan::new().rule(Rule::new(op, Fault::Errno(28)).nth(nth).times(3)));
+                let mut history = History { mode, bucket_made: true, ..History::default() };
+                work_on(&node, seed, 8, &mut history);
+                node.stepper.advance(Duration::from_secs(60));
+                let is_past_the_end = sim.storage.count(op) <= nth;
+                for (vb, changes) in &history.changes {
+                    let last = changes.last().unwrap().seqno().0;
+                    assert_eq!(node.durable(*vb), last, "{mode:?}, {op:?} {nth}, vb {vb}: {:?}", node.poisoned(*vb));
+                }
+                assert!(!node.store.disk_full() && !node.store.log_full(), "{mode:?}, {op:?} {nth}");
+                history.durable = (0..rig::VBS).map(|vb| (vb, node.durable(vb))).collect();
+                drop(node);
+                drop(assert_holds(&sim.power_cut(Fate::LoseUnsynced), &history));
+                if is_past_the_end {
+                    break;
+                }
+            }
+        }
     }
 }
 

@@ -266,6 +266,7 @@ fn store_options(config: &Config) -> persist::Options {
         batch_bytes_max: config.batch_bytes_max,
         format: if config.file_format == 14 { persist::Version::V14 } else { persist::Version::V13 },
         recovery: config.recovery,
+        reserve_bytes: config.reserve_bytes,
         ..persist::Options::default()
     }
 }

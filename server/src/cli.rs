@@ -23,7 +23,7 @@ pub enum Command {
     /// Create, list, delete or empty buckets of a running server
     #[command(subcommand)]
     Bucket(Bucket),
-    /// Look into couchstore files; needs no server
+    /// Look into couchstore files and the commit log; needs no server
     #[command(subcommand)]
     File(File),
     /// Put load on this server or its peers, and compare them
@@ -192,4 +192,6 @@ pub enum File {
         #[arg(long)]
         all: bool,
     },
+    /// Segments of a commit log, such as DATA_DIR/log: headers, records, what each holds of which vBucket
+    Log { dir: PathBuf },
 }

@@ -91,6 +91,18 @@ impl Process {
         emit("timer_wakeups", &stats.timer_wakeups.to_string());
     }
 
+    /// The configuration, as memcached's tools call it, and what they look for there under names they know.
+    fn settings(&self, emit: &mut dyn FnMut(&str, &str)) {
+        self.seen.in_effect.emit(emit);
+        let classes = self.seen.ledger.stats().classes;
+        let clients = classes.iter().find(|class| class.class == limits::Class::Connections);
+        emit("maxconns", &clients.map_or(0, |class| class.capacity).to_string());
+        emit("verbosity", "0");
+        emit("binding_protocol", "binary");
+        emit("item_size_max", &engine::VALUE_BYTES_MAX.to_string());
+        emit("cas_enabled", "yes");
+    }
+
     /// The sum, then a line a class.
     fn limits(&self, emit: &mut dyn FnMut(&str, &str)) {
         let stats = self.seen.ledger.stats();
@@ -118,8 +130,8 @@ impl StatProvider for Process {
                     crate::memory::emit(&engine, emit);
                 }
             }
-            // "settings" is what memcached's tools call it.
-            "config" | "settings" => self.seen.in_effect.emit(emit),
+            "config" => self.seen.in_effect.emit(emit),
+            "settings" => self.settings(emit),
             "uuid" => emit("uuid", &self.seen.node_uuid),
             _ => return false,
         }

@@ -477,6 +477,42 @@ fn our_own_files_are_shown_and_checked() {
     }
 }
 
+/// What a killed server left in its log is shown; a damaged record is named with its place, by the tool and by the start.
+#[test]
+fn a_commit_log_is_shown_and_its_damage_named() {
+    let dir = harness::directory();
+    let log = dir.path().join("data/log");
+    let log = log.to_str().unwrap();
+    let serve = || serve(dir.path()).set("bucket.vbuckets=8");
+    let server = serve().start();
+    let mut client = server.client(BUCKET);
+    for (vb, key) in [(3, "a"), (5, "b"), (3, "c")] {
+        assert_eq!(client.set(vb, key, b"v", Some(Level::PersistMajority)).unwrap().status, Status::Success);
+    }
+    server.kill9();
+    let report: serde_json::Value = serde_json::from_str(harness::run(&["file", "log", log]).fine()).unwrap();
+    let ranges = report["segments"][0]["ranges"].as_array().unwrap();
+    let ends: Vec<_> = ranges.iter().map(|range| (range["vb"].as_u64(), range["last"].as_u64())).collect();
+    // A durable write takes two seqnos: its prepare and its commit; nobody waits for the last of these.
+    assert!(ends.iter().any(|(vb, last)| *vb == Some(3) && *last >= Some(3)), "{report}");
+    assert!(ends.iter().any(|(vb, last)| *vb == Some(5) && *last >= Some(1)), "{report}");
+
+    let segment = dir.path().join("data/log").join(report["segments"][0]["file"].as_str().unwrap());
+    let good = fs::read(&segment).unwrap();
+    let mut bad = good.clone();
+    // In the first record, which is all of the first write.
+    bad[8192 + 70] ^= 1;
+    fs::write(&segment, bad).unwrap();
+    let place = format!("{}@8192", segment.display());
+    harness::run(&["file", "log", log]).said(3, &[&place]);
+    serve().refused().said(3, &[&place, "lost: ", "options: "]);
+    fs::write(&segment, good).unwrap();
+    let server = serve().start();
+    assert_eq!(server.client(BUCKET).get(3, "c").unwrap().text(), "v");
+    server.stop();
+    harness::run(&["file", "log", "/nowhere"]).said(4, &["/nowhere"]);
+}
+
 #[test]
 fn damaged_files_beside_the_vbuckets_are_named() {
     let dir = harness::directory();

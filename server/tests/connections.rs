@@ -5,15 +5,15 @@ mod harness;
 
 use std::collections::VecDeque;
 use std::fs;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use frontend::auth::{Role, Users};
-use harness::{Connection, PASSWORD, Serve};
+use harness::{Connection, PASSWORD, Serve, Server};
 use types::Level;
 use wire::client::{RequestFrame, store_extras};
 use wire::{Opcode, Status};
@@ -33,14 +33,22 @@ fn log_in(kv: &str) -> Connection {
     Connection::log_in(kv, BUCKET, harness::connection::FEATURES).expect("a client may log in")
 }
 
-/// Sockets on this port that the client has closed and the server has not.
-fn close_waits(address: &str) -> usize {
-    const CLOSE_WAIT: &str = "08";
+/// As the kernel numbers the states of a socket.
+const ESTABLISHED: &str = "01";
+const CLOSE_WAIT: &str = "08";
+
+/// What the kernel tells of the server's sockets on its port that are in this state.
+fn sockets_of(address: &str, state: &str) -> Vec<Vec<String>> {
     let port: u16 = address.rsplit_once(':').unwrap().1.parse().unwrap();
     let local = format!(":{port:04X}");
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
-    let fields = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
-    fields.filter(|f| f[1].ends_with(&local) && f[3] == CLOSE_WAIT).count()
+    let fields = table.lines().skip(1).map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+    fields.filter(|f| f[1].ends_with(&local) && f[3] == state).collect()
+}
+
+/// Sockets on this port that the client has closed and the server has not.
+fn close_waits(address: &str) -> usize {
+    sockets_of(address, CLOSE_WAIT).len()
 }
 
 /// Connect, log in, read, close, many times over on many threads: all are served, and in the end all places are free.
@@ -49,6 +57,7 @@ fn many_more_clients_than_places_are_all_served() {
     const THREADS: usize = 60;
     const ROUNDS: usize = 20;
     let dir = harness::directory();
+    let started = Instant::now();
     let server = serve(dir.path()).set("kv.connections_max=16").start();
     server.client(BUCKET).set(0, "k", b"v", None).unwrap();
     let kv = &server.kv;
@@ -73,7 +82,7 @@ fn many_more_clients_than_places_are_all_served() {
     }
     let ended = server.stop();
     let full = ended.stderr.lines().filter(|line| line.contains("connections are taken")).count();
-    assert!(full as u64 <= began.elapsed().as_secs() + 60, "at most once a second: {full}");
+    assert!((1..=started.elapsed().as_secs() + 1).contains(&(full as u64)), "at most once a second: {full}");
 }
 
 /// Goal: an administrator gets in whatever ordinary clients do. Method: they hold every place, and more of them knock:
@@ -206,6 +215,32 @@ fn whoever_says_nothing_or_half_of_it_is_closed_in_time() {
     server.stop();
 }
 
+/// Goal: a client whose machine is gone does not keep its place. Method: the system tells of each socket whether it will ask
+/// after that.
+#[test]
+fn the_system_asks_after_silent_clients_unless_told_not_to() {
+    const RETRANSMIT: &str = "01";
+    const KEEP_ALIVE: &str = "02";
+    let timers = |server: &Server| -> Vec<String> {
+        let _client = server.client(BUCKET);
+        loop {
+            let sockets = sockets_of(&server.kv, ESTABLISHED);
+            let timers: Vec<String> = sockets.iter().map(|fields| fields[5][..2].to_owned()).collect();
+            // Until the last answer is acknowledged it is about sending it again.
+            if timers != [RETRANSMIT] {
+                return timers;
+            }
+        }
+    };
+    let dir = harness::directory();
+    let server = serve(dir.path()).start();
+    assert_eq!(timers(&server), [KEEP_ALIVE]);
+    server.stop();
+    let server = serve(dir.path()).set("kv.keepalive_s=0").start();
+    assert_ne!(timers(&server), [KEEP_ALIVE]);
+    server.stop();
+}
+
 /// Whoever does not read is closed after a while, and what was kept for him is given back; one who reads slowly stays.
 #[test]
 fn a_client_that_stops_reading_is_closed_and_a_slow_one_is_not() {
@@ -233,43 +268,6 @@ fn a_client_that_stops_reading_is_closed_and_a_slow_one_is_not() {
     assert_eq!(slow.get(0, "large").unwrap().status, Status::Success);
     // What was under way was sent; then there was nobody.
     assert!((0..60).any(|_| deaf.receive().is_err()));
-    server.stop();
-}
-
-/// Both times are printed. On a quiet machine they are the same within a few per cent; the bound leaves room for a busy one.
-#[test]
-fn clients_that_misbehave_cost_the_others_next_to_nothing() {
-    let dir = harness::directory();
-    let server = serve(dir.path()).start();
-    let mut witness = server.client(BUCKET);
-    witness.set(0, "k", b"v", None).unwrap();
-    let mut measure = || {
-        let mut rounds: Vec<Duration> = (0..15)
-            .map(|_| {
-                let began = Instant::now();
-                (0..500).for_each(|_| assert_eq!(witness.get(0, "k").unwrap().status, Status::Success));
-                began.elapsed()
-            })
-            .collect();
-        rounds.sort();
-        rounds[0]
-    };
-    let alone = measure();
-    let get = RequestFrame { key: b"k", ..RequestFrame::new(Opcode::Get) }.to_bytes();
-    let crowd: Vec<Connection> = (0..600)
-        .map(|n| {
-            let mut client = if n % 3 == 0 { Connection::open(&server.kv).unwrap() } else { server.client(BUCKET) };
-            match n % 3 {
-                0 => {}
-                1 => client.send_raw(&get[..20]).unwrap(),
-                _ => client.send_raw(&get.repeat(20)).unwrap(),
-            }
-            client
-        })
-        .collect();
-    let among_them = measure();
-    println!("500 reads: {alone:?} alone, {among_them:?} among {} that misbehave", crowd.len());
-    assert!(among_them < alone.mul_f64(3.0), "{alone:?} alone, {among_them:?} among them");
     server.stop();
 }
 
@@ -366,49 +364,4 @@ fn write_until_closed(client: &mut Connection, writer: u16, written: &AtomicU64,
     }
     assert!(stopping.load(Relaxed), "closed without a reason");
     (writer, acknowledged)
-}
-
-/// Goal: one client's sequential requests meet no lumps but the machine's. Method: a million of them in a release build,
-/// fewer in a debug one, each next to a round trip to a bare echo in this process; both histograms are printed.
-#[test]
-fn sequential_requests_have_no_lumps() {
-    const LUMP: Duration = Duration::from_millis(10);
-    let count: u32 = if cfg!(debug_assertions) { 20_000 } else { 1_000_000 };
-    let dir = harness::directory();
-    let server = serve(dir.path()).start();
-    let mut client = server.client(BUCKET);
-    client.set(0, "k", b"v", None).unwrap();
-    let mut echo = echo();
-    let (ours, bare) = (metrics::Timings::new(), metrics::Timings::new());
-    let (mut lumps, mut bare_lumps) = (0, 0);
-    for _ in 0..count {
-        let began = Instant::now();
-        assert_eq!(client.get(0, "k").unwrap().status, Status::Success);
-        let took = began.elapsed();
-        ours.record(took);
-        lumps += u32::from(took > LUMP);
-        let began = Instant::now();
-        echo.write_all(&[0; 32]).unwrap();
-        echo.read_exact(&mut [0; 32]).unwrap();
-        let took = began.elapsed();
-        bare.record(took);
-        bare_lumps += u32::from(took > LUMP);
-    }
-    println!("settee:\n{}\nbare echo:\n{}", metrics::draw(&ours.snapshot()), metrics::draw(&bare.snapshot()));
-    println!("above 10 ms: {lumps} of settee's, {bare_lumps} of the echo's");
-    assert!(lumps <= 3 * bare_lumps + 5, "{lumps} of {count} took more than 10 ms, {bare_lumps} of the bare echo");
-    server.stop();
-}
-
-fn echo() -> TcpStream {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    stream.set_nodelay(true).unwrap();
-    let (mut other, _) = listener.accept().unwrap();
-    other.set_nodelay(true).unwrap();
-    thread::spawn(move || {
-        let mut bytes = [0; 32];
-        while other.read_exact(&mut bytes).and_then(|()| other.write_all(&bytes)).is_ok() {}
-    });
-    stream
 }

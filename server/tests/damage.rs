@@ -92,8 +92,9 @@ fn key(n: usize) -> String {
     format!("document-{n:04}")
 }
 
+/// Without a commit log every durable write is a commit of its file, so there are older ones to go back to.
 fn serve(data: &Path) -> Serve {
-    Serve::on(data).set("bucket.vbuckets=2")
+    Serve::on(data).set("bucket.vbuckets=2").set("persist.commit_log=off")
 }
 
 fn copy_tree(from: &Path, to: &Path) {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use wire::Opcode;
 use wire::client::{RequestFrame, store_extras};
 
-use super::{Bench, Common, Story};
+use super::{Bench, Common, Only, Story};
 use crate::churn::{Churn, Outcome, Step};
 use crate::process::Usage;
 use crate::protocol::memcached::Binary;
@@ -26,6 +26,8 @@ use crate::tally::tenths;
 pub struct Connections {
     #[command(flatten)]
     pub(super) common: Common,
+    #[command(flatten)]
+    only: Only,
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     clients: u32,
     /// Sizes of the connection table
@@ -81,6 +83,9 @@ impl Connections {
             for (name, slots) in
                 [("scan-512", Slots::scanned(BASELINE_SLOTS)), ("list-512", Slots::listed(BASELINE_SLOTS))]
             {
+                if !self.only.wants(name) {
+                    continue;
+                }
                 bench.check_stop()?;
                 bench.say(&format!("round {round}: {name}"));
                 let baseline = Baseline::start(slots, BASELINE_SLOTS)?;
@@ -90,8 +95,11 @@ impl Connections {
                 bench.rows.push(self.row(name, &outcome));
             }
             for slots in TABLE_SIZES {
-                bench.check_stop()?;
                 let name = format!("table-{slots}");
+                if !self.only.wants(&name) {
+                    continue;
+                }
+                bench.check_stop()?;
                 bench.say(&format!("round {round}: {name}"));
                 bench.rows.push(table_row(
                     &name,
@@ -120,6 +128,9 @@ impl Connections {
         time: Duration,
         steps: impl Fn(&Server) -> Vec<Step>,
     ) -> Result<()> {
+        if !self.only.wants(name) {
+            return Ok(());
+        }
         bench.check_stop()?;
         let dir = bench.server_dir()?;
         bench.say(&format!("round {round}: {name}"));
@@ -137,6 +148,9 @@ impl Connections {
     }
 
     fn on_memcached(&self, bench: &mut Bench<'_>, round: u32, steps: &[Step], time: Duration) -> Result<()> {
+        if !self.only.wants("memcached") {
+            return Ok(());
+        }
         bench.check_stop()?;
         bench.say(&format!("round {round}: memcached"));
         let dir = bench.server_dir()?;

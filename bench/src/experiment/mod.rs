@@ -77,6 +77,20 @@ impl Common {
     }
 }
 
+/// For experiments of many rows and those who know which of them they look for.
+#[derive(Args, Clone, Debug)]
+pub struct Only {
+    /// Only these rows [default: all]
+    #[arg(long, value_name = "ROW", value_delimiter = ',')]
+    only: Vec<String>,
+}
+
+impl Only {
+    fn wants(&self, row: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|wanted| wanted == row)
+    }
+}
+
 /// Beside which everything is measured.
 struct Bench<'a> {
     stop: &'a AtomicBool,

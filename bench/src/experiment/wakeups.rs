@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use scheduler::{Context, Next, PoolConfig, PoolKind, Pools, Stop, Task, TaskHandle};
 use serde_json::json;
 
-use super::{Bench, Common, Story};
+use super::{Bench, Common, Only, Story};
 use crate::report::{Column, Ratio, Row, us, whole};
 use crate::tally::{Latencies, tenths};
 use crate::workload::Dice;
@@ -29,6 +29,8 @@ use crate::workload::Dice;
 pub struct Wakeups {
     #[command(flatten)]
     pub(super) common: Common,
+    #[command(flatten)]
+    only: Only,
     /// Wakes of each row [default: 100000, with --quick 5000]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     wakes: Option<u32>,
@@ -83,7 +85,7 @@ impl Wakeups {
         let patience = self.common.seconds(60.0, 10.0)?;
         let trips = Duration::from_secs_f64(if self.common.quick { 0.5 } else { 3.0 });
         for round in 1..=self.common.rounds() {
-            for (name, kind, company) in ROWS {
+            for (name, kind, company) in ROWS.iter().filter(|(name, ..)| self.only.wants(name)) {
                 bench.check_stop()?;
                 bench.say(&format!("round {round}: {name}"));
                 let measured = kind.measure(*company, wakes, patience, bench.stop);
@@ -92,6 +94,9 @@ impl Wakeups {
             for producers in PRODUCERS {
                 bench.check_stop()?;
                 let name = format!("round-trips-{producers}");
+                if !self.only.wants(&name) {
+                    continue;
+                }
                 bench.say(&format!("round {round}: {name}"));
                 bench.rows.push(round_trips(&name, producers, trips));
             }

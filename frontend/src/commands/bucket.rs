@@ -1,9 +1,9 @@
 //! Commands on buckets as a whole: making, deleting and emptying them, and the states of their vBuckets.
 
 use engine::Waiter;
-use persist::{BucketSpec, StoreError};
+use persist::{BucketSpec, Compression, StoreError};
 use scheduler::PoolKind;
-use types::{BucketUuid, VbId, VbState};
+use types::{BucketUuid, Level, VbId, VbState};
 use wire::Status;
 use wire::kv::{CreateBucket, DeleteBucket, SetVbucket};
 
@@ -149,12 +149,34 @@ fn parse_spec(name: &str, config: &str, uuid: BucketUuid) -> Result<BucketSpec, 
                     _ => return Err(format!("{key}={value} is neither value_only nor full_eviction")),
                 }
             }
+            "max_ttl" => spec.rules.max_ttl_s = value.trim().parse().map_err(wrong)?,
+            "compression_mode" => spec.rules.compression = compression(value.trim())?,
+            "durability_min_level" => spec.rules.min_durability = min_durability(value.trim())?,
             unknown if module == "settee" => return Err(format!("a bucket has no setting {unknown:?}")),
             _ => {}
         }
     }
     spec.check().map_err(|e| e.to_string())?;
     Ok(spec)
+}
+
+fn compression(name: &str) -> Result<Compression, String> {
+    match name {
+        "off" => Ok(Compression::Off),
+        "passive" => Ok(Compression::Passive),
+        "active" => Ok(Compression::Active),
+        _ => Err(format!("compression_mode is off, passive or active, not {name:?}")),
+    }
+}
+
+fn min_durability(name: &str) -> Result<Option<Level>, String> {
+    match name {
+        "none" => Ok(None),
+        "majority" => Ok(Some(Level::Majority)),
+        "majority_and_persist_on_master" => Ok(Some(Level::MajorityAndPersistActive)),
+        "persist_to_majority" => Ok(Some(Level::PersistMajority)),
+        _ => Err(format!("there is no durability_min_level {name:?}")),
+    }
 }
 
 fn refused(error: StoreError) -> Refusal {
@@ -170,17 +192,27 @@ fn refused(error: StoreError) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use persist::WriteRules;
 
     #[test]
     fn a_bucket_configuration_of_another_server_is_read_as_far_as_it_matters() {
         let config = "ep.so\0max_size=1048576;max_vbuckets=64;backend=couchdb;replicas=1;flush_enabled=true;x";
         let spec = parse_spec("b", config, BucketUuid(1)).unwrap();
         assert_eq!((spec.vbuckets, spec.replicas, spec.quota_bytes, spec.flush_enabled), (64, 1, 1 << 20, true));
+        let rules = "ep.so\0max_ttl=60;durability_min_level=persist_to_majority;compression_mode=off";
+        let expected =
+            WriteRules { max_ttl_s: 60, min_durability: Some(Level::PersistMajority), compression: Compression::Off };
+        assert_eq!(parse_spec("b", rules, BucketUuid(1)).unwrap().rules, expected);
         assert_eq!(parse_spec("b", "default_engine.so", BucketUuid(1)).unwrap().vbuckets, 1024);
         let full = parse_spec("b", "ep.so\0item_eviction_policy=full_eviction", BucketUuid(1)).unwrap();
         assert_eq!((spec.eviction, full.eviction), (persist::Eviction::Value, persist::Eviction::Full));
         assert!(parse_spec("b", "ep.so\0item_eviction_policy=none", BucketUuid(1)).is_err());
-        for (name, config) in [("a/b", "x\0"), ("b", "x\0max_vbuckets=1000"), ("b", "x\0max_vbuckets=-1")] {
+        for (name, config) in [
+            ("a/b", "x\0"),
+            ("b", "x\0max_vbuckets=1000"),
+            ("b", "x\0max_vbuckets=-1"),
+            ("b", "x\0compression_mode=zip"),
+        ] {
             assert!(parse_spec(name, config, BucketUuid(1)).is_err(), "{name} {config:?}");
         }
     }

@@ -67,6 +67,7 @@ impl Context<'_> {
         put("max_connections", shared.connections_max().to_string());
         put("unauthenticated_connections", shared.strangers.count().to_string());
         put("unauthenticated_connections_max", shared.strangers.share().to_string());
+        put("bytes_unsent", shared.unsent_len.load(Relaxed).to_string());
         for (name, counter) in [
             ("total_connections", &counts::TOTAL_CONNECTIONS),
             ("auth_errors", &counts::AUTH_ERRORS),

@@ -79,7 +79,9 @@ impl Mode {
             driver: LogDriver::Task,
             ..LogOptions::default()
         });
-        Options { files_max, commit_log, ..Options::default() }
+        // Some with space kept back, some without.
+        let reserve_bytes = if matches!(self, Mode::Kept | Mode::Recycling) { 64 << 10 } else { 0 };
+        Options { files_max, commit_log, reserve_bytes, ..Options::default() }
     }
 
     pub fn is_logged(self) -> bool {

@@ -1,4 +1,4 @@
-//! `settee file`: looking into couchstore files, ours or anybody's.
+//! `settee file`: looking into couchstore files, ours or anybody's, and into a commit log.
 
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::anyhow;
 use couchstore::check::Depth;
 use couchstore::{Error, Mode, inspect};
+use persist::Verdict;
 use serde_json::Value;
 
 use crate::cli::File;
@@ -28,7 +29,22 @@ pub fn run(command: &File) -> Result<(), Refusal> {
                 Some(first) => Err(damaged(file, first)),
             }
         }
+        File::Log { dir } => log(dir),
     }
+}
+
+fn log(dir: &Path) -> Result<(), Refusal> {
+    let inspection = persist::inspect_log(&env::os::env(), dir).map_err(|error| {
+        let exit = if error.verdict() == Verdict::Abort { Exit::Damaged } else { Exit::Environment };
+        Refusal { exit, error: anyhow!("{error}") }
+    })?;
+    print(&serde_json::to_value(&inspection).or_exit(Exit::Environment)?)?;
+    let broken = inspection.segments.iter().find_map(|segment| Some((segment, segment.damaged_before?)));
+    broken.map_or(Ok(()), |(segment, witness)| {
+        let place = format!("{}@{}", dir.join(&segment.file).display(), segment.end);
+        let error = anyhow!("{place}: this record is not what was written; a later one at {witness} proves it");
+        Err(Refusal { exit: Exit::Damaged, error })
+    })
 }
 
 fn dump(file: &Path, mode: Mode) -> Result<(), Refusal> {

@@ -184,8 +184,8 @@ pub static KEYS: &[Key] = &[
         name: "kv.unsent_mb_max",
         default: "256",
         applies: Live,
-        doc: "A client with more than so many MiB of answers waiting to be sent is closed. With 4 of them waiting, no further request of \
-              its is read; what was under way by then can come on top.",
+        doc: "A client with more than so many MiB of answers waiting to be sent is closed. With 4 of them waiting, or with 64 KiB while \
+              256 MiB wait for all clients together, no further request of its is read; what was under way by then can come on top.",
         set: |c, v| number(v, 32, 65_536).map(|n| c.bounds.unsent_len_max = (n as usize) << 20),
     },
     Key {
@@ -272,13 +272,7 @@ pub static KEYS: &[Key] = &[
         default: "67108864",
         applies: Restart,
         doc: "Bytes of each file of the commit log, a multiple of 4096. The largest document must fit.",
-        set: |c, v| match number(v, SEGMENT_BYTES_MIN, 1 << 30) {
-            Ok(n) if n % 4096 == 0 => {
-                c.log_segment_bytes = n;
-                Ok(())
-            }
-            _ => Err(format!("a multiple of 4096 from {SEGMENT_BYTES_MIN} to {}", 1 << 30)),
-        },
+        set: |c, v| multiple_of_4096(v, SEGMENT_BYTES_MIN, 1 << 30).map(|n| c.log_segment_bytes = n),
     },
     Key {
         name: "persist.readers",
@@ -294,6 +288,14 @@ pub static KEYS: &[Key] = &[
         doc: "on: at start, go back to the newest intact commit of each damaged vBucket file instead of refusing. Later changes of that \
               vBucket are lost.",
         set: |c, v| one_of(v, [("on", true), ("off", false)]).map(|on| c.recovery = on),
+    },
+    Key {
+        name: "persist.reserve_mb",
+        default: "32",
+        applies: Restart,
+        doc: "Disk space kept back, in MiB, for when there is none left: then it is given up, what was accepted is still written, and writes \
+              that need more are refused until there is as much again. 0: none.",
+        set: |c, v| number(v, 0, 65_536).map(|n| c.reserve_bytes = n << 20),
     },
     Key {
         name: "persist.writers",
@@ -407,6 +409,13 @@ fn number(text: &str, least: u64, most: u64) -> Result<u64, String> {
     let wanted = || format!("a whole number from {least} to {most}");
     let n: u64 = text.parse().map_err(|_| wanted())?;
     if (least..=most).contains(&n) { Ok(n) } else { Err(wanted()) }
+}
+
+fn multiple_of_4096(text: &str, least: u64, most: u64) -> Result<u64, String> {
+    match number(text, least, most) {
+        Ok(n) if n % 4096 == 0 => Ok(n),
+        _ => Err(format!("a multiple of 4096 from {least} to {most}")),
+    }
 }
 
 fn power_of_two(text: &str, least: u64, most: u64) -> Result<u64, String> {

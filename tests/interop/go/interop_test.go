@@ -296,3 +296,56 @@ func TestBulkOperationsAndPing(t *testing.T) {
 		}
 	}
 }
+
+func TestTransactionsOnOneDocumentComeOneAfterTheOther(t *testing.T) {
+	k := key()
+	must[*gocb.MutationResult](t)(docs.Upsert(k, map[string]int{"n": 0}, nil))
+	increment := func(attempt *gocb.TransactionAttemptContext) error {
+		found, err := attempt.Get(docs, k)
+		if err != nil {
+			return err
+		}
+		var doc map[string]int
+		if err := found.Content(&doc); err != nil {
+			return err
+		}
+		doc["n"]++
+		_, err = attempt.Replace(found, doc)
+		return err
+	}
+	options := &gocb.TransactionOptions{DurabilityLevel: gocb.DurabilityLevelPersistToMajority, Timeout: 60 * time.Second}
+	var wait sync.WaitGroup
+	failures := make(chan error, 12)
+	for n := 0; n < 12; n++ {
+		wait.Add(1)
+		go func() {
+			defer wait.Done()
+			_, err := shared.Transactions().Run(increment, options)
+			failures <- err
+		}()
+	}
+	wait.Wait()
+	for n := 0; n < 12; n++ {
+		if err := <-failures; err != nil {
+			t.Fatal(err)
+		}
+	}
+	var doc map[string]int
+	if err := must[*gocb.GetResult](t)(docs.Get(k, nil)).Content(&doc); err != nil || doc["n"] != 12 {
+		t.Fatal(err, doc)
+	}
+}
+
+func TestReplicaReadsWithoutReplicasReadTheDocument(t *testing.T) {
+	k := key()
+	must[*gocb.MutationResult](t)(docs.Upsert(k, 7, nil))
+	if got := must[*gocb.GetReplicaResult](t)(docs.GetAnyReplica(k, nil)); got.IsReplica() {
+		t.Fatal("there is no replica")
+	}
+	_, err := docs.GetAnyReplica(key(), nil)
+	wants(t, err, gocb.ErrDocumentUnretrievable)
+	_, err = docs.Scan(gocb.NewRangeScanForPrefix("x"), nil)
+	wants(t, err, gocb.ErrFeatureNotAvailable)
+	_, err = shared.Query("select 1", nil)
+	wants(t, err, gocb.ErrServiceNotAvailable)
+}

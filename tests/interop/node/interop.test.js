@@ -123,3 +123,33 @@ test('many operations at once, and ping', async () => {
   const report = await cluster.bucket('default').ping({ serviceTypes: [couchbase.ServiceType.KeyValue] })
   assert.ok(report.services.kv.every((endpoint) => endpoint.state === couchbase.PingState.Ok || endpoint.state === 'ok'))
 })
+
+test('a transaction changes all its documents or none', async () => {
+  const [one, other] = [key(), key()]
+  await docs.upsert(one, { n: 1 })
+  await cluster.transactions().run(async (attempt) => {
+    await attempt.replace(await attempt.get(docs, one), { n: 2 })
+    await attempt.insert(docs, other, { n: 3 })
+  })
+  assert.deepEqual([(await docs.get(one)).content, (await docs.get(other)).content], [{ n: 2 }, { n: 3 }])
+  const failing = cluster.transactions().run(async (attempt) => {
+    await attempt.replace(await attempt.get(docs, one), { n: 9 })
+    throw new Error('no')
+  })
+  await assert.rejects(failing, couchbase.TransactionFailedError)
+  assert.deepEqual((await docs.get(one)).content, { n: 2 })
+})
+
+test('buckets come and go, and what is not here says so at once', async () => {
+  const buckets = cluster.buckets()
+  await buckets.createBucket({ name: 'visitor', ramQuotaMB: 100, numReplicas: 0, maxExpiry: 30, flushEnabled: true })
+  await buckets.updateBucket({ name: 'visitor', ramQuotaMB: 120 })
+  const settings = await buckets.getBucket('visitor')
+  assert.deepEqual([settings.ramQuotaMB, settings.maxExpiry, settings.flushEnabled], [120, 30, true])
+  await cluster.bucket('visitor').defaultCollection().upsert('k', 1)
+  await buckets.flushBucket('visitor')
+  assert.equal((await cluster.bucket('visitor').defaultCollection().exists('k')).exists, false)
+  await buckets.dropBucket('visitor')
+  await assert.rejects(buckets.dropBucket('visitor'), couchbase.BucketNotFoundError)
+  await assert.rejects(cluster.query('select 1'), couchbase.ServiceNotAvailableError)
+})
