@@ -30,7 +30,8 @@ impl Original {
         let mut dice = Dice::new("values");
         // What cannot be compressed is found in the file byte for byte.
         let values: Vec<_> = (0..DOCUMENTS).map(|n| dice.bytes(40 + n)).collect();
-        let server = serve(&dir.path().join("original")).start();
+        // Each change by itself, so that there are older commits to go back to.
+        let server = serve(&dir.path().join("original")).set("persist.commit_log=off").start();
         let mut client = server.client(BUCKET);
         for (n, value) in values.iter().enumerate() {
             let durable = (n % 10 == 9).then_some(Level::PersistMajority);
