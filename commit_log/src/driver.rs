@@ -14,6 +14,9 @@ use crate::sync::{Mutex, thread};
 /// While the disk is full, it is looked at again this often.
 const ROOM_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long changes that nobody waits for may wait for company.
+const COMPANY_PAUSE: Duration = Duration::from_millis(10);
+
 /// Who leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
@@ -37,6 +40,8 @@ enum Leader {
 #[derive(Default)]
 struct Call {
     wanted: bool,
+    /// Wanted after a pause.
+    wanted_later: bool,
     stopped: bool,
 }
 
@@ -46,6 +51,16 @@ impl Running {
             Leader::Task(task) => task.wake(),
             Leader::Thread { call, .. } => call.change(|call| {
                 call.wanted = true;
+                ((), Wake::One)
+            }),
+        }
+    }
+
+    pub fn wake_later(&self) {
+        match &self.leader {
+            Leader::Task(task) => task.wake_after(COMPANY_PAUSE),
+            Leader::Thread { call, .. } => call.change(|call| {
+                call.wanted_later = true;
                 ((), Wake::One)
             }),
         }
@@ -111,7 +126,11 @@ fn serve(log: &Weak<Log>, call: &Bay<Call>) {
         let mut has_paused = false;
         let goes_on = call.wait(|call| {
             if call.stopped || std::mem::take(&mut call.wanted) || has_paused {
+                call.wanted_later = false;
                 return Look::Found(!call.stopped);
+            }
+            if std::mem::take(&mut call.wanted_later) {
+                pause.get_or_insert(COMPANY_PAUSE);
             }
             has_paused = pause.is_some();
             pause.map_or(Look::Nothing, Look::NothingFor)
@@ -121,6 +140,7 @@ fn serve(log: &Weak<Log>, call: &Bay<Call>) {
             match log.lead() {
                 Lead::More => {}
                 Lead::Full => break Some(ROOM_PAUSE),
+                Lead::Later => break Some(COMPANY_PAUSE),
                 Lead::Idle | Lead::Busy | Lead::Stopped => break None,
             }
         };
@@ -143,6 +163,7 @@ impl Task for Leading {
         match log.lead() {
             Lead::More => Next::Again,
             Lead::Full => Next::After(ROOM_PAUSE),
+            Lead::Later => Next::After(COMPANY_PAUSE),
             Lead::Idle | Lead::Busy | Lead::Stopped => Next::Idle,
         }
     }

@@ -66,6 +66,8 @@ pub enum Lead {
     Idle,
     /// A batch was made durable, and more has come meanwhile.
     More,
+    /// What waits can wait for company: lead again after a pause.
+    Later,
     /// Another thread leads; it will see all that was submitted before this call.
     Busy,
     /// What waits needs room: it comes from [`Log::release`], from freeing disk space, or from a segment that is being made
@@ -129,6 +131,8 @@ struct Counts {
 
 struct Queue {
     waiting: Batch,
+    /// Somebody waits for what is in `waiting`.
+    is_urgent: bool,
     /// An empty batch whose memory can be used again.
     spare: Batch,
     /// Gone while somebody leads.
@@ -198,6 +202,7 @@ impl Log {
         let writer = Writer::new(active, active_marks, at, tail, prev, life);
         let queue = Queue {
             waiting: Batch::default(),
+            is_urgent: false,
             spare: Batch::default(),
             writer: Some(Box::new(writer)),
             full: None,
@@ -226,6 +231,26 @@ impl Log {
 
     /// Adds changes to what waits. Does no I/O and does not wait. All of a submission is taken, or none.
     pub fn submit(&self, submission: &Submission<'_>) -> Result<(), LogError> {
+        self.submit_as(submission, true)
+    }
+
+    /// The same for changes that nobody waits for: they ride the next sync, which comes soon at the latest.
+    pub fn submit_lazily(&self, submission: &Submission<'_>) -> Result<(), LogError> {
+        self.submit_as(submission, false)
+    }
+
+    /// Somebody waits for what was submitted lazily, if it waits still.
+    pub fn hurry(&self) {
+        let mut queue = self.queue.lock();
+        queue.is_urgent |= !queue.waiting.is_empty();
+        let nobody_leads = queue.is_urgent && queue.writer.is_some();
+        drop(queue);
+        if nobody_leads {
+            self.wake();
+        }
+    }
+
+    fn submit_as(&self, submission: &Submission<'_>, is_urgent: bool) -> Result<(), LogError> {
         let mut batch = Batch::of(submission, self.body_bytes_max())?;
         let mut queue = self.queue.lock();
         if let Some(reason) = &queue.poisoned {
@@ -240,13 +265,17 @@ impl Log {
             let Pressure { bytes_in_use, bytes_max } = self.pressure();
             return Err(LogError::Full { bytes_in_use, bytes_max, why });
         }
+        let is_first = queue.waiting.is_empty();
         queue.waiting.append(&mut batch);
+        queue.is_urgent |= is_urgent;
         let nobody_leads = queue.writer.is_some();
         drop(queue);
         self.counts.submits.fetch_add(1, Relaxed);
         stats::SUBMITS.inc();
-        if nobody_leads {
+        if nobody_leads && is_urgent {
             self.wake();
+        } else if nobody_leads && is_first {
+            self.wake_later();
         }
         Ok(())
     }
@@ -265,6 +294,7 @@ impl Log {
                 queue.writer = Some(writer);
                 return if is_closed { Lead::Stopped } else { Lead::Idle };
             }
+            queue.is_urgent = false;
             let spare = std::mem::take(&mut queue.spare);
             let taken = std::mem::replace(&mut queue.waiting, spare);
             queue.spare = std::mem::replace(&mut writer.batch, taken);
@@ -286,7 +316,8 @@ impl Log {
         queue.writer = Some(writer);
         match halt {
             None if queue.waiting.is_empty() => Lead::Idle,
-            None => Lead::More,
+            None if queue.is_urgent || queue.closed => Lead::More,
+            None => Lead::Later,
             Some(Halt::NoRoom { why, disk_full }) => {
                 let is_news = queue.full.replace(Arc::clone(&why)).is_none();
                 drop(queue);
@@ -529,7 +560,7 @@ impl Log {
                 queue.waiting.append(&mut Batch::of_the_log(RecordKind::Close));
             }
         }
-        while let Lead::More = self.lead() {}
+        while let Lead::More | Lead::Later = self.lead() {}
         let queue = self.queue.lock();
         match (&queue.poisoned, &queue.full) {
             (Some(reason), _) => Err(LogError::Poisoned(Arc::clone(reason))),
@@ -574,6 +605,12 @@ impl Log {
     pub(crate) fn wake_if_full(&self) {
         self.wake_preparer();
         self.wake();
+    }
+
+    fn wake_later(&self) {
+        if let Some(running) = self.running.get() {
+            running.wake_later();
+        }
     }
 
     fn wake_preparer(&self) {

@@ -39,6 +39,62 @@ fn a_task_makes_durable_what_is_submitted_and_room_brings_it_back() {
     world.submit(key(1, 1), 1, 10, false).unwrap();
 }
 
+/// What nobody waits for costs no sync of its own: it rides the next one, or one of its own after a pause.
+#[test]
+fn what_nobody_waits_for_rides_the_next_sync_and_is_not_forgotten() {
+    let (env, sim) = sim::env(1);
+    let (log, _) = open(&env, small()).unwrap();
+    let told = Arc::new(rig::Told::default());
+    log.observe(told.clone());
+    let stepper = Stepper::new(&sim.clock, Order::InTurn);
+    log.drive(&stepper.pools(), Driver::Task).unwrap();
+    stepper.run_until_idle();
+    let changes = |seqno| [item(seqno, 1, 10)];
+    let lazily = |seqno| {
+        let (items, last) = (changes(seqno), Seqno(seqno));
+        log.submit_lazily(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None })
+    };
+    let durable = || told.mark(key(1, 1)).seqno.0;
+    lazily(1).unwrap();
+    stepper.run_until_idle();
+    assert_eq!((durable(), log.stats().syncs), (0, 0), "it waits for company");
+    let (items, last) = (changes(2), Seqno(2));
+    log.submit(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None }).unwrap();
+    stepper.run_until_idle();
+    assert_eq!((durable(), log.stats().syncs), (2, 1));
+    lazily(3).unwrap();
+    stepper.advance(Duration::from_millis(10));
+    assert_eq!((durable(), log.stats().syncs), (3, 2), "nobody came");
+    lazily(4).unwrap();
+    log.hurry();
+    stepper.run_until_idle();
+    assert_eq!(durable(), 4, "somebody waits after all");
+    stepper.advance(Duration::from_secs(1));
+    assert_eq!((log.stats().syncs, stepper.next_deadline()), (3, None), "an idle log has nothing to wake for");
+}
+
+/// The same with a thread: every lazy submission becomes durable, alone or not.
+#[test]
+fn a_thread_syncs_what_nobody_waits_for_after_a_pause() {
+    let (env, _sim) = sim::env(1);
+    let (log, _) = open(&env, small()).unwrap();
+    let waiters = Arc::new(Waiters(Bay::new(BTreeMap::new())));
+    log.observe(waiters.clone());
+    let pools = Pools::start(&env::os::env(), &PoolConfig::default());
+    log.drive(&pools, Driver::Thread).unwrap();
+    for seqno in 1..=20 {
+        let (items, last) = ([item(seqno, 1, 10)], Seqno(seqno));
+        log.submit_lazily(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None })
+            .unwrap();
+        waiters.0.wait(|marks| match marks.get(&1).is_some_and(|durable| *durable >= seqno) {
+            true => Look::Found(()),
+            false => Look::Nothing,
+        });
+    }
+    log.close().unwrap();
+    pools.shutdown(Stop::Drain);
+}
+
 #[test]
 fn a_full_disk_is_looked_at_again_after_a_pause_and_not_before() {
     let (env, sim) = sim::env(1);

@@ -21,6 +21,7 @@ use types::rank::{Mutex, Rank, RwLock};
 use types::{BucketUuid, Seqno};
 
 use crate::filer::Filer;
+use crate::queue::Urgency;
 use crate::shared::Shared;
 use crate::vb::{Attached, Vb};
 
@@ -126,7 +127,11 @@ impl Logger {
     }
 
     /// The vBucket has something new.
-    pub fn changed(&self, vb: &Arc<Vb>) {
+    pub fn changed(&self, vb: &Arc<Vb>, urgency: Urgency) {
+        if urgency == Urgency::Durable {
+            // Before the count: whoever submits sees it in the round that this causes.
+            vb.is_awaited.store(true, Ordering::Release);
+        }
         if vb.asks.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
         }
@@ -142,6 +147,7 @@ impl Logger {
 
     fn submit_for(&self, vb: &Arc<Vb>) {
         let (Some(log), Some(attached)) = (self.log(), vb.attached()) else { return };
+        let is_awaited = vb.is_awaited.swap(false, Ordering::AcqRel);
         let Some(cursor) = &attached.log_cursor else { return };
         while self.takes() && attached.log.marks.poisoned().is_none() && !vb.home.gone.load(Ordering::Acquire) {
             let slice = attached.log.read(cursor, SUBMISSION_BYTES_MAX);
@@ -150,6 +156,9 @@ impl Logger {
             // As for a file: a record that was never changed waits for the first change.
             let is_worth = slice.record_version > 0 || vb.committed().is_some();
             if slice.items.is_empty() && !(with_record && is_worth) {
+                if is_awaited {
+                    log.hurry();
+                }
                 return;
             }
             if with_record {
@@ -163,7 +172,8 @@ impl Logger {
                 last: slice.last,
                 record: with_record.then_some((&*slice.record, slice.record_version)),
             };
-            match log.submit(&submission) {
+            let submitted = if is_awaited { log.submit(&submission) } else { log.submit_lazily(&submission) };
+            match submitted {
                 Ok(()) => {
                     attached.log.release(cursor, slice.last);
                     let bytes: usize = slice.items.iter().map(|item| item.memory()).sum();
@@ -200,7 +210,7 @@ impl Logger {
     fn has_room(&self) {
         self.is_full.store(false, Ordering::Release);
         let refused = std::mem::take(&mut *self.refused.lock());
-        refused.iter().for_each(|vb| self.changed(vb));
+        refused.iter().for_each(|vb| self.changed(vb, Urgency::Durable));
     }
 
     /// The vBucket's file holds everything up to here.

@@ -122,7 +122,7 @@ impl Shared {
 
     pub fn changed(&self, vb: &Arc<Vb>, urgency: Urgency) {
         match self.logger() {
-            Some(logger) if logger.takes() => logger.changed(vb),
+            Some(logger) if logger.takes() => logger.changed(vb, urgency),
             _ => self.file(vb, urgency),
         }
     }
