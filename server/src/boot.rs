@@ -64,7 +64,8 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let (users, generated) = users(&config, &Env { storage: background, ..env.clone() })?;
     let users = Arc::new(users);
 
-    let background = PoolConfig::default().background.max(config.compaction.limit);
+    // One more than compactions, so that whoever else uses the pool does not wait behind them.
+    let background = config.compaction.limit + 1;
     let pool_config =
         PoolConfig { readers: config.readers, writers: config.writers, background, ..PoolConfig::default() };
     let pools = Pools::start(&env, &pool_config);

@@ -124,7 +124,7 @@ pub static KEYS: &[Key] = &[
         name: "compaction.limit",
         default: "4",
         applies: Live,
-        doc: "Compactions at a time; as many threads are kept for them from the start.",
+        doc: "Compactions at a time. As many threads as the value at the start are kept for them.",
         set: |c, v| number(v, 1, persist::COMPACTIONS_MAX as u64).map(|n| c.compaction.limit = n as usize),
     },
     Key {
