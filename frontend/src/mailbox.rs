@@ -130,46 +130,31 @@ mod models {
     /// like an event descriptor, the bell remembers one ring. A letter left behind is a deadlock, which loom reports.
     #[test]
     fn a_letter_posted_while_the_worker_goes_to_sleep_is_read() {
-        loom::model(|| {
-            let (inbox, bell) = (Arc::new(Inbox::new()), Arc::new(Notify::new()));
-            let posters: Vec<_> = (0..2)
-                .map(|n| {
-                    let (inbox, bell) = (inbox.clone(), bell.clone());
-                    thread::spawn(move || {
-                        if inbox.post(n) {
-                            bell.notify();
-                        }
-                    })
-                })
-                .collect();
-            let (mut read, mut letters) = (0, Vec::new());
-            while read < 2 {
-                bell.wait();
-                inbox.collect(&mut letters);
-                read += letters.drain(..).count();
-            }
-            posters.into_iter().for_each(|poster| poster.join().unwrap());
-        });
+        two_letters_are_read(Inbox::post);
     }
 
     /// The same with a look before the lock, which is the mistake this is about.
     #[test]
     #[should_panic]
     fn deciding_about_the_wake_before_the_letter_is_in_loses_it() {
-        loom::model(|| {
+        two_letters_are_read(|inbox, n| {
+            let was_empty = inbox.0.lock().is_empty();
+            let _ = inbox.post(n);
+            was_empty
+        });
+    }
+
+    fn two_letters_are_read(post: fn(&Inbox<u8>, u8) -> bool) {
+        loom::model(move || {
             let (inbox, bell) = (Arc::new(Inbox::new()), Arc::new(Notify::new()));
-            let posters: Vec<_> = (0..2)
-                .map(|n| {
-                    let (inbox, bell) = (inbox.clone(), bell.clone());
-                    thread::spawn(move || {
-                        let was_empty = inbox.0.lock().is_empty();
-                        let _ = inbox.post(n);
-                        if was_empty {
-                            bell.notify();
-                        }
-                    })
+            let posters = [0, 1].map(|n| {
+                let (inbox, bell) = (inbox.clone(), bell.clone());
+                thread::spawn(move || {
+                    if post(&inbox, n) {
+                        bell.notify();
+                    }
                 })
-                .collect();
+            });
             let (mut read, mut letters) = (0, Vec::new());
             while read < 2 {
                 bell.wait();
