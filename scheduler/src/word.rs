@@ -109,7 +109,7 @@ impl Word {
     }
 
     /// The order that was wrong: the flag is cleared when the work is done, and a wake during the work with it.
-    #[cfg(loom)]
+    #[cfg(all(loom, test))]
     pub fn end_clearing_late(&self) -> Ended {
         self.0.fetch_and(!(RUNNING | WOKEN), AcqRel);
         Ended::Idle
