@@ -25,6 +25,10 @@ pub(crate) struct Waiting {
 }
 
 impl Batch {
+    pub const fn new() -> Batch {
+        Batch { bytes: Vec::new(), records: Vec::new() }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
@@ -42,15 +46,14 @@ impl Batch {
         self.records.append(&mut other.records);
     }
 
-    /// The records of a submission. Without a vBucket record they are cut as suits the log; with one, all stays together
-    /// as far as it fits, because the changes and the record belong together.
-    pub fn of(submission: &Submission<'_>, body_bytes_max: usize) -> Result<Batch, LogError> {
+    /// Adds the records of a submission. Without a vBucket record they are cut as suits the log; with one, all stays together
+    /// as far as it fits, because the changes and the record belong together. After an error, what is here is worth nothing.
+    pub fn put(&mut self, submission: &Submission<'_>, body_bytes_max: usize) -> Result<(), LogError> {
         let mut vb_record = Vec::new();
         if let Some((record, _)) = submission.record {
             codec::put_vb_record(&mut vb_record, record);
         }
         let aim = if vb_record.is_empty() { BODY_BYTES_AIM.min(body_bytes_max) } else { body_bytes_max };
-        let mut batch = Batch::default();
         let mut items = submission.items;
         loop {
             // The vBucket record goes with the last.
@@ -62,15 +65,15 @@ impl Batch {
                 return Err(LogError::TooLarge { bytes, bytes_max });
             }
             let (now, later) = items.split_at(count);
-            batch.put(submission, now, head, head.len() + bytes);
+            self.put_record(submission, now, head, head.len() + bytes);
             items = later;
             if is_last {
-                return Ok(batch);
+                return Ok(());
             }
         }
     }
 
-    fn put(&mut self, submission: &Submission<'_>, items: &[Item], head: &[u8], body_bytes: usize) {
+    fn put_record(&mut self, submission: &Submission<'_>, items: &[Item], head: &[u8], body_bytes: usize) {
         self.bytes.reserve(RECORD_HEADER_BYTES + body_bytes + ALIGN);
         self.bytes.extend([0; RECORD_HEADER_BYTES]);
         let body_at = self.bytes.len();

@@ -19,7 +19,7 @@ use crate::counters::Counters;
 use crate::engine::Options;
 use crate::hash_table::{Footprint, HashSeed};
 use crate::op::{Op, OpError, OpResult, Outcome, Reply, Request, Waiter};
-use crate::ops::{Attempt, Fetched, Run, Step, Stop};
+use crate::ops::{Attempt, Fetched, Prepared, Run, Step, Stop};
 use crate::owned::OwnedRequest;
 use crate::pager::{Deadlines, Pager, Pressure};
 use crate::terms::Terms;
@@ -306,11 +306,15 @@ impl Bucket {
         drop(state);
         self.counters.expired.add(expired);
         if appended_bytes > 0 {
-            let waits_for_disk = prepared.is_some_and(|level| level > Level::Majority);
+            let waits_for_disk = prepared.is_some_and(|prepared| prepared.level > Level::Majority);
             self.store.changed(vb.id, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
         }
-        if prepared.is_some() {
-            self.settle(vb);
+        if let Some(Prepared { level, arm }) = prepared {
+            // What waits for the disk is looked at when a mark has moved; a mark that never will may have told so before.
+            if level == Level::Majority || vb.log.marks.poisoned().is_some() {
+                self.settle(vb);
+            }
+            self.arm(vb, arm);
         }
         if (appended_bytes > 0 || brought_back) && self.is_short() {
             if brought_back {
@@ -459,11 +463,15 @@ impl Bucket {
             self.counters.aborts.add(settled.aborted);
             self.store.changed(vb.id, Urgency::Normal);
         }
-        if let Some(deadline) = settled.arm {
-            self.armed.lock().insert(vb.id);
-            if let Some(tasks) = self.tasks.get() {
-                tasks.deadlines.wake_at(deadline);
-            }
+        self.arm(vb, settled.arm);
+    }
+
+    /// Has the timer look at the vBucket by then.
+    fn arm(&self, vb: &VBucket, deadline: Option<Duration>) {
+        let Some(deadline) = deadline else { return };
+        self.armed.lock().insert(vb.id);
+        if let Some(tasks) = self.tasks.get() {
+            tasks.deadlines.wake_at(deadline);
         }
     }
 

@@ -89,8 +89,8 @@ pub(crate) struct Vb {
     pub ticket: Ticket,
     /// How often somebody asked for a submission to the commit log while one was under way, itself included.
     pub asks: AtomicU32,
-    /// Somebody waits for the next submission.
-    pub is_awaited: AtomicBool,
+    /// On the list of those whose changes nobody waits for.
+    pub is_promised: AtomicBool,
     /// On the filer's list.
     pub is_listed: AtomicBool,
     /// This vBucket's part of [`Home::unfiled_bytes`].
@@ -121,7 +121,7 @@ impl Vb {
             place,
             ticket: Ticket::default(),
             asks: AtomicU32::new(0),
-            is_awaited: AtomicBool::new(false),
+            is_promised: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             unfiled_bytes: AtomicU64::new(0),
             gate: Gate::default(),
