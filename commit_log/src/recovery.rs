@@ -15,7 +15,8 @@ use crate::Options;
 use crate::codec;
 use crate::error::LogError;
 use crate::format::{
-    BLOCK_BYTES, DATA_AT, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader, Slot, seed,
+    BLOCK_BYTES, DATA_AT, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader, Slot, VERSION,
+    seed,
 };
 use crate::scan::{Found, Walk, record_at};
 use crate::segment::{self, Pace, Resting, Segment, Trouble};
@@ -33,7 +34,8 @@ pub struct Replayed {
     pub vb: VbId,
     /// State and histories of the vBucket as of `last`, if they had changed.
     pub record: Option<VbRecord>,
-    /// In seqno order. May begin before what the vBucket's file holds.
+    /// In seqno order. May begin before what the vBucket's file holds. A commit has the value of its prepare, which is not
+    /// repeated: see [`Item::resident`].
     pub items: Vec<Item>,
     /// The vBucket's high seqno after these items.
     pub last: Seqno,
@@ -98,7 +100,8 @@ pub(crate) fn candidates(env: &Env, dir: &Path, mode: OpenMode) -> Result<(Vec<C
         let file = env.storage.open(&path, mode).map_err(LogError::io("open", &path))?;
         let (slots, size) = Segment::look(&*file).map_err(LogError::io("read", &path))?;
         if let Some(version) = slots.iter().find_map(|slot| if let Slot::Version(v) = slot { Some(*v) } else { None }) {
-            let what = format!("written in format {version} of the commit log; this program knows format 1");
+            let what =
+                format!("written in format {version} of the commit log; this program knows formats 1 to {VERSION}");
             return Err(LogError::Damaged { path, offset: 0, what, lost: "nothing: use a newer program".into() });
         }
         found.push(Candidate { path, file, size, slots });

@@ -281,6 +281,8 @@ fn only_completed_prepares_are_left_out() {
     let prepare = Kind::Prepare { level: Level::PersistMajority };
     let changes = history.changes.get_mut(&0).unwrap();
     let done = node.put(0, "p1", Some(b"1"), prepare);
+    // In two flushes: of one, nothing of the prepare would be in the file.
+    node.run();
     let commit = node.put(0, "p1", Some(b"1"), Kind::Committed { prepared: Some(done.seqno()) });
     changes.extend([done, commit, node.put(0, "p2", Some(b"2"), prepare)]);
     node.run();
