@@ -14,10 +14,12 @@
 
 #![forbid(unsafe_code)]
 
+mod follow;
 mod log;
 mod record;
 mod watermark;
 
+pub use follow::{Allowance, Follower};
 pub use log::{Changelog, Cursor, Slice, Stamp};
 pub use record::{FailoverEntry, FailoverTable, VbRecord};
 pub use watermark::Watermarks;

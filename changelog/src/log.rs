@@ -8,6 +8,7 @@ use env::Clock;
 use types::rank::{Mutex, Rank};
 use types::{Cas, HeldBy, Item, Seqno};
 
+use crate::follow::{Allowance, Follower, Followers};
 use crate::{VbRecord, Watermarks};
 
 /// What the log gives a change when it takes its place.
@@ -63,6 +64,7 @@ struct Inner {
     cursors_made: u32,
     record: Arc<VbRecord>,
     record_version: u64,
+    followers: Box<Followers>,
 }
 
 struct Place {
@@ -83,6 +85,7 @@ impl Changelog {
             cursors_made: 0,
             record: Arc::new(record),
             record_version: 0,
+            followers: Box::default(),
         };
         let (marks, alone_bytes) = (Watermarks::starting_at(high), Arc::default());
         Changelog { inner: Mutex::ranked(Rank::Changelog, inner), marks, alone_bytes }
@@ -92,6 +95,12 @@ impl Changelog {
     /// takes it out, while the log holds it, does the same. To be said before the first append.
     pub fn counted(self, alone_bytes: Arc<AtomicI64>) -> Changelog {
         Changelog { alone_bytes, ..self }
+    }
+
+    /// How much may be kept for followers alone, of this log and others. To be said before the first one comes.
+    pub fn allowing(self, allowance: Arc<Allowance>) -> Changelog {
+        self.inner.lock().followers.set_allowance(allowance);
+        self
     }
 
     /// Takes the next seqno and a fresh CAS for the item `make` builds, and appends it. `make` runs under the log's lock:
@@ -160,21 +169,35 @@ impl Changelog {
     /// is one). Reading again before [`Changelog::release`] gives the same items: a failed batch is simply read again.
     pub fn read(&self, cursor: &Cursor, bytes_max: usize) -> Slice {
         let inner = self.inner.lock();
-        let next = inner.place(cursor).next;
-        let mut bytes = 0;
-        let items: Vec<_> = inner
-            .entries
-            .iter()
-            .skip((next.0 - inner.first.0) as usize)
-            .take_while(|item| {
-                let fits = bytes < bytes_max;
-                bytes += item.memory();
-                fits
-            })
-            .cloned()
-            .collect();
-        let last = items.last().map_or(Seqno(next.0 - 1), |item| item.seqno());
-        Slice { items, last, record: Arc::clone(&inner.record), record_version: inner.record_version }
+        inner.slice(inner.place(cursor).next, bytes_max)
+    }
+
+    /// Registers a reader that has seen everything up to and including `after`, and that may be left behind. `None`: that is
+    /// too far back for the memory already.
+    pub fn follow(&self, after: Seqno) -> Option<Follower> {
+        let mut inner = self.inner.lock();
+        (after.next() >= inner.first).then(|| inner.followers.add(after.next()))
+    }
+
+    /// What comes after everything the follower was given, up to about `bytes_max` bytes (at least one item if there is
+    /// one). `None`: it was left behind, and what it wants is in the file.
+    pub fn take(&self, follower: &Follower, bytes_max: usize) -> Option<Slice> {
+        let mut inner = self.inner.lock();
+        let slice = inner.slice(inner.followers.next_of(follower)?, bytes_max);
+        let was_kept = inner.followers.advance(follower, slice.last.next());
+        let dropped = if was_kept { inner.trim() } else { Vec::new() };
+        drop(inner);
+        self.uncount(dropped);
+        Some(slice)
+    }
+
+    /// Forgets a follower.
+    pub fn unfollow(&self, follower: Follower) {
+        let mut inner = self.inner.lock();
+        inner.followers.remove(follower);
+        let dropped = inner.trim();
+        drop(inner);
+        self.uncount(dropped);
     }
 
     /// Says that the reader needs nothing up to and including `upto` any more.
@@ -227,13 +250,31 @@ impl Inner {
         self.cas
     }
 
+    fn slice(&self, next: Seqno, bytes_max: usize) -> Slice {
+        let mut bytes = 0;
+        let items: Vec<_> = self
+            .entries
+            .iter()
+            .skip((next.0 - self.first.0) as usize)
+            .take_while(|item| {
+                let fits = bytes < bytes_max;
+                bytes += item.memory();
+                fits
+            })
+            .cloned()
+            .collect();
+        let last = items.last().map_or(Seqno(next.0 - 1), |item| item.seqno());
+        Slice { items, last, record: Arc::clone(&self.record), record_version: self.record_version }
+    }
+
     fn place(&self, cursor: &Cursor) -> &Place {
         self.cursors.iter().find(|p| p.id == cursor.id).expect("a cursor belongs to its log")
     }
 
     /// Takes out what every reader has passed. Without readers nobody will ask.
     fn trim(&mut self) -> Vec<Item> {
-        let keep_from = self.cursors.iter().map(|p| p.next).min().unwrap_or(self.high().next());
+        let passed = self.cursors.iter().map(|p| p.next).min().unwrap_or(self.high().next());
+        let keep_from = self.followers.hold(passed, &self.entries);
         let count = (keep_from.0 - self.first.0) as usize;
         let dropped: Vec<_> = self.entries.drain(..count).collect();
         self.first = keep_from;
@@ -331,6 +372,50 @@ mod tests {
         assert_eq!(log.backlog().0, 0);
         assert!(log.cursor("late", Seqno(11)).is_none(), "11 and 12 are only in the file now");
         assert!(log.cursor("late", Seqno(12)).is_some());
+    }
+
+    #[test]
+    fn a_follower_gets_everything_as_long_as_there_is_room_for_it() {
+        let clock = Wall(AtomicU64::new(0));
+        let allowance = Arc::new(Allowance::new(1000));
+        let log = log().allowing(Arc::clone(&allowance));
+        let flusher = log.cursor("flusher", Seqno(10)).unwrap();
+        let (fast, slow) = (log.follow(Seqno(10)).unwrap(), log.follow(Seqno(10)).unwrap());
+        (0..8).for_each(|_| drop(append(&log, &clock, "k")));
+        let item_bytes = log.backlog().1 as u64 / 8;
+        assert_eq!(log.take(&fast, usize::MAX).map(|slice| seqnos(&slice)), Some((11..=18).collect()));
+        // What the flusher has yet to pass is not kept for anybody else.
+        assert_eq!(allowance.used_bytes(), 0);
+        log.release(&flusher, Seqno(13));
+        assert_eq!((allowance.used_bytes(), log.backlog().0), (3 * item_bytes, 8));
+        assert_eq!(log.take(&slow, 1).map(|slice| (seqnos(&slice), slice.last)), Some((vec![11], Seqno(11))));
+        assert_eq!((allowance.used_bytes(), log.backlog().0), (2 * item_bytes, 7));
+        // One too many: the slow one is let go, and nobody else notices.
+        allowance.set(6 * item_bytes - 1);
+        log.release(&flusher, Seqno(17));
+        assert_eq!((allowance.used_bytes(), log.backlog().0), (0, 1));
+        assert!(log.take(&slow, usize::MAX).is_none() && log.follow(Seqno(16)).is_none());
+        append(&log, &clock, "k");
+        assert_eq!(log.take(&fast, usize::MAX).map(|slice| seqnos(&slice)), Some(vec![19]));
+        assert!(log.take(&slow, usize::MAX).is_none());
+        log.unfollow(slow);
+        log.unfollow(fast);
+        log.release(&flusher, Seqno(19));
+        assert_eq!((allowance.used_bytes(), log.backlog()), (0, (0, 0)));
+    }
+
+    #[test]
+    fn a_follower_that_leaves_gives_back_what_was_kept_for_it() {
+        let clock = Wall(AtomicU64::new(0));
+        let allowance = Arc::new(Allowance::default());
+        let log = log().allowing(Arc::clone(&allowance));
+        let flusher = log.cursor("flusher", Seqno(10)).unwrap();
+        let follower = log.follow(Seqno(10)).unwrap();
+        (0..4).for_each(|_| drop(append(&log, &clock, "k")));
+        log.release(&flusher, Seqno(14));
+        assert_eq!((log.backlog().0, allowance.used_bytes() > 0), (4, true));
+        log.unfollow(follower);
+        assert_eq!((log.backlog(), allowance.used_bytes()), ((0, 0), 0));
     }
 
     #[test]

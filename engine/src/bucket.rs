@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use changelog::{FailoverEntry, FailoverTable, VbRecord};
+use changelog::{Allowance, FailoverEntry, FailoverTable, VbRecord};
 use document::subdoc::DocFlags;
 use env::Env;
 use persist::{BucketSpec, BucketStore, Eviction, Nudge, Urgency};
@@ -29,6 +29,8 @@ use crate::warm_up::WarmUp;
 /// How often a request may go back to the file before it is told to come again.
 const FETCHES_MAX: usize = 4;
 const SEQNO_PERSISTENCE_MAX: Duration = Duration::from_secs(30);
+/// One in so many bytes of the quota may hold changes that only slow streams still want.
+const FOLLOWERS_SHARE: u64 = 16;
 
 /// One bucket.
 ///
@@ -46,6 +48,8 @@ pub struct Bucket {
     pub(crate) bytes: Arc<Footprint>,
     /// What the changelogs hold that is not in a table too.
     pub(crate) backlog_bytes: Arc<AtomicI64>,
+    /// Of changes that the changelogs keep for streams alone. They count as `backlog_bytes` too.
+    pub(crate) followers: Arc<Allowance>,
     /// Requests that wait for the file, with what they brought along.
     pub(crate) fetching: Fetching,
     pub counters: Counters,
@@ -100,6 +104,7 @@ impl Bucket {
         let seed = HashSeed([env.rng.u64(), env.rng.u64()]);
         let (bytes, backlog_bytes) = (Arc::new(Footprint::default()), Arc::new(AtomicI64::new(0)));
         let spec = store.spec();
+        let followers = Arc::new(Allowance::new(spec.quota_bytes / FOLLOWERS_SHARE));
         let full_eviction = spec.eviction == Eviction::Full;
         let mut begins: Vec<Option<Beginning>> = (0..spec.vbuckets).map(|_| None).collect();
         for file in store.recovered() {
@@ -131,7 +136,8 @@ impl Bucket {
                 tombstones_on_disk: false,
                 live: None,
             });
-            VBucket::new(VbId(id), seed, full_eviction, (Arc::clone(&bytes), Arc::clone(&backlog_bytes)), begin)
+            let counted = (Arc::clone(&bytes), Arc::clone(&backlog_bytes));
+            VBucket::new(VbId(id), seed, full_eviction, counted, Arc::clone(&followers), begin)
         });
         let vbuckets: Box<[VBucket]> = vbuckets.collect();
         Arc::new_cyclic(|me| Bucket {
@@ -144,6 +150,7 @@ impl Bucket {
             vbuckets,
             bytes,
             backlog_bytes,
+            followers,
             fetching: Fetching::default(),
             counters: Counters::default(),
             stopped: AtomicBool::new(false),
@@ -204,7 +211,9 @@ impl Bucket {
 
     /// What comes from now on is held to the spec the store has now. One caller at a time.
     pub(crate) fn adopt_spec(&self) {
-        self.terms.adopt(&self.spec());
+        let spec = self.spec();
+        self.terms.adopt(&spec);
+        self.followers.set(spec.quota_bytes / FOLLOWERS_SHARE);
     }
 
     pub fn store(&self) -> &Arc<BucketStore> {
@@ -218,6 +227,12 @@ impl Bucket {
 
     pub(crate) fn vb(&self, vb: VbId) -> Result<&VBucket, OpError> {
         self.vbuckets.get(usize::from(vb.0)).ok_or(OpError::NotMyVbucket)
+    }
+
+    /// Does something that reads files and takes its time, among those who wait for documents.
+    pub fn read_behind(&self, name: &'static str, work: impl FnOnce(&BucketStore) + Send + 'static) {
+        let store = Arc::clone(&self.store);
+        self.pools.execute(PoolKind::Reader, name, move || work(&store));
     }
 
     /// Carries a request out. If it must wait, `waiter` is called once and its waiter gets the answer.
@@ -308,6 +323,7 @@ impl Bucket {
         if appended_bytes > 0 {
             let waits_for_disk = prepared.is_some_and(|prepared| prepared.level > Level::Majority);
             self.store.changed(vb.id, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
+            vb.bells.ring(vb.id);
         }
         if let Some(Prepared { level, arm }) = prepared {
             // What waits for the disk is looked at when a mark has moved; a mark that never will may have told so before.
@@ -462,6 +478,7 @@ impl Bucket {
             self.counters.commits.add(settled.committed);
             self.counters.aborts.add(settled.aborted);
             self.store.changed(vb.id, Urgency::Normal);
+            vb.bells.ring(vb.id);
         }
         self.arm(vb, settled.arm);
     }
@@ -518,6 +535,7 @@ impl Bucket {
         };
         given_up.tell("the vBucket is no longer active here");
         self.store.changed(vb.id, Urgency::Durable);
+        vb.bells.ring(vb.id);
         self.settle(vb);
         Ok(())
     }

@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bell;
 mod bucket;
 mod counters;
 mod durability;
@@ -30,6 +31,7 @@ mod value;
 mod vbucket;
 mod warm_up;
 
+pub use bell::Bell;
 pub use bucket::Bucket;
 pub use counters::{Count, Counters, METRICS};
 pub use engine::{Engine, Options};

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 use std::time::Duration;
 
-use changelog::{Changelog, VbRecord};
+use changelog::{Allowance, Changelog, VbRecord};
 use types::rank::{Mutex, Rank, RwLock};
 use types::{Datatype, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
+use crate::bell::{Bell, Bells};
 use crate::durability::{SyncWrite, Tracker, Verdict};
 use crate::hash_table::{Footprint, HashSeed, HashTable, Locked};
 use crate::op::{OpError, OpResult, Waiter};
@@ -42,6 +43,7 @@ pub struct VBucket {
     inherited_upto: AtomicU64,
     pub purge: Seqno,
     pub(crate) waiting: Mutex<Option<Box<Tracker>>>,
+    pub(crate) bells: Bells,
 }
 
 /// What a vBucket begins with.
@@ -62,14 +64,16 @@ impl VBucket {
         seed: HashSeed,
         full_eviction: bool,
         (bucket_bytes, backlog_bytes): (Arc<Footprint>, Arc<AtomicI64>),
+        followers: Arc<Allowance>,
         begin: Beginning,
     ) -> VBucket {
         let (state, uuid) = (begin.record.state, begin.record.failover.current().uuid);
+        let log = Changelog::new(begin.high, begin.max_cas, begin.record);
         VBucket {
             id,
             state: RwLock::ranked(Rank::VBucketState, state),
             table: HashTable::new(seed, full_eviction, bucket_bytes, Arc::clone(&backlog_bytes)),
-            log: Arc::new(Changelog::new(begin.high, begin.max_cas, begin.record).counted(backlog_bytes)),
+            log: Arc::new(log.counted(backlog_bytes).allowing(followers)),
             uuid: AtomicU64::new(uuid.0),
             max_deleted_rev: AtomicU64::new(begin.max_deleted_rev.0),
             tombstones_on_disk: AtomicBool::new(begin.tombstones_on_disk),
@@ -79,7 +83,17 @@ impl VBucket {
             inherited_upto: AtomicU64::new(0),
             purge: begin.purge,
             waiting: Mutex::ranked(Rank::Durability, None),
+            bells: Bells::new(),
         }
+    }
+
+    /// From here on `bell` rings after every change of the log or of its record.
+    pub fn listen(&self, bell: Arc<dyn Bell>) {
+        self.bells.add(bell);
+    }
+
+    pub fn unlisten(&self, bell: &Arc<dyn Bell>) {
+        self.bells.remove(bell);
     }
 
     pub fn state(&self) -> VbState {

@@ -301,7 +301,7 @@ impl BucketStore {
         &self.vbs
     }
 
-    fn vb(&self, vb: VbId) -> &Arc<Vb> {
+    pub(crate) fn vb(&self, vb: VbId) -> &Arc<Vb> {
         self.vbs.get(usize::from(vb.0)).expect("vBuckets are numbered from 0 up to the bucket's count")
     }
 }

@@ -11,6 +11,7 @@
 
 mod batch;
 mod bucket;
+mod changes;
 mod codec;
 mod commit;
 mod compaction;
@@ -38,6 +39,7 @@ mod vb;
 use std::time::Duration;
 
 pub use bucket::{BucketStore, RecoveredVb, WarmUp};
+pub use changes::Changes;
 pub use commit_log::stats::METRICS as LOG_METRICS;
 pub use commit_log::{Driver as LogDriver, Inspection as LogInspection, LogStats};
 pub use compaction::{

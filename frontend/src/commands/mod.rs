@@ -164,6 +164,7 @@ impl<'c> Context<'c> {
             Command::SubdocSingle(single) => self.subdoc_single(request, &single),
             Command::SubdocLookup(lookup) => self.subdoc_lookup(request, &lookup),
             Command::SubdocMutation(mutation) => self.subdoc_mutation(request, &mutation),
+            Command::Dcp(_) => not_supported("replication"),
             Command::Get(_)
             | Command::GetReplica(_)
             | Command::GetAndTouch(_)

@@ -1,0 +1,87 @@
+//! Where others leave word for a producer: bells that rang, pieces of files that were read.
+//!
+//! Posting wakes the producer's owner only when the box was empty: otherwise an earlier note has woken it and it has not
+//! yet looked. Both happen under the box's lock, so no note is left unseen.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use persist::Changes;
+use types::rank::{Mutex, Rank};
+use types::{Item, VbId};
+
+/// Has the owner of a producer look at it. May wake it for nothing.
+pub trait Wake: Send + Sync {
+    fn wake(&self);
+}
+
+/// Numbers the streams of a producer, in the order they were asked for.
+pub(crate) type StreamNumber = u64;
+
+pub(crate) enum Note {
+    Rung(StreamNumber),
+    Read(StreamNumber, Result<Piece, String>),
+}
+
+/// Part of a file.
+pub(crate) struct Piece {
+    pub items: Vec<Item>,
+    /// What is left of it; `None`: the vBucket has no file.
+    pub changes: Option<Box<Changes>>,
+    /// Entries from here on.
+    pub left: u64,
+}
+
+pub(crate) struct Inbox {
+    notes: Mutex<Vec<Note>>,
+    wake: Arc<dyn Wake>,
+}
+
+impl Inbox {
+    pub fn new(wake: Arc<dyn Wake>) -> Arc<Inbox> {
+        Arc::new(Inbox { notes: Mutex::ranked(Rank::RunQueue, Vec::new()), wake })
+    }
+
+    pub fn post(&self, note: Note) {
+        let is_first = {
+            let mut notes = self.notes.lock();
+            notes.push(note);
+            notes.len() == 1
+        };
+        if is_first {
+            self.wake.wake();
+        }
+    }
+
+    /// Everything posted so far.
+    pub fn collect(&self) -> Vec<Note> {
+        std::mem::take(&mut *self.notes.lock())
+    }
+}
+
+/// The bell of one stream. However often it rings, there is one note until the stream looks.
+pub(crate) struct StreamBell {
+    pub number: StreamNumber,
+    pub inbox: Arc<Inbox>,
+    has_rung: AtomicBool,
+}
+
+impl StreamBell {
+    pub fn new(number: StreamNumber, inbox: Arc<Inbox>) -> StreamBell {
+        StreamBell { number, inbox, has_rung: AtomicBool::new(false) }
+    }
+
+    /// To be called before the stream looks: what comes after that look rings again. The changelog's lock, which is taken
+    /// between this and the look, and between a change and its ring, keeps both sides from passing each other.
+    pub fn hush(&self) {
+        self.has_rung.store(false, Relaxed);
+    }
+}
+
+impl engine::Bell for StreamBell {
+    fn ring(&self, _: VbId) {
+        if !self.has_rung.load(Relaxed) && !self.has_rung.swap(true, Relaxed) {
+            self.inbox.post(Note::Rung(self.number));
+        }
+    }
+}
