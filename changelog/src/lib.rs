@@ -16,8 +16,10 @@
 
 mod log;
 mod record;
+mod snapshot;
 mod watermark;
 
-pub use log::{Changelog, Cursor, Slice, Stamp};
+pub use log::{Changelog, Cursor, NotTaken, Slice, Stamp};
 pub use record::{FailoverEntry, FailoverTable, VbRecord};
+pub use snapshot::{Place, Snapshot, Snapshots};
 pub use watermark::Watermarks;

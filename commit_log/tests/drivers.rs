@@ -52,14 +52,22 @@ fn what_nobody_waits_for_rides_the_next_sync_and_is_not_forgotten() {
     let changes = |seqno| [item(seqno, 1, 10)];
     let lazily = |seqno| {
         let (items, last) = (changes(seqno), Seqno(seqno));
-        log.submit_lazily(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None })
+        log.submit_lazily(&Submission {
+            bucket: BucketUuid(1),
+            vb: VbId(1),
+            items: &items,
+            last,
+            record: None,
+            past: None,
+        })
     };
     let durable = || told.mark(key(1, 1)).seqno.0;
     lazily(1).unwrap();
     stepper.run_until_idle();
     assert_eq!((durable(), log.stats().syncs), (0, 0), "it waits for company");
     let (items, last) = (changes(2), Seqno(2));
-    log.submit(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None }).unwrap();
+    log.submit(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None, past: None })
+        .unwrap();
     stepper.run_until_idle();
     assert_eq!((durable(), log.stats().syncs), (2, 1));
     lazily(3).unwrap();
@@ -84,8 +92,15 @@ fn a_thread_syncs_what_nobody_waits_for_after_a_pause() {
     log.drive(&pools, Driver::Thread).unwrap();
     for seqno in 1..=20 {
         let (items, last) = ([item(seqno, 1, 10)], Seqno(seqno));
-        log.submit_lazily(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None })
-            .unwrap();
+        log.submit_lazily(&Submission {
+            bucket: BucketUuid(1),
+            vb: VbId(1),
+            items: &items,
+            last,
+            record: None,
+            past: None,
+        })
+        .unwrap();
         waiters.0.wait(|marks| match marks.get(&1).is_some_and(|durable| *durable >= seqno) {
             true => Look::Found(()),
             false => Look::Nothing,
@@ -155,6 +170,7 @@ fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, round
                         items: &[item(seqno, 1, 20)],
                         last: Seqno(seqno),
                         record: None,
+                        past: None,
                     };
                     log.submit(&submission).unwrap();
                     if driver.is_none() {
@@ -165,7 +181,10 @@ fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, round
                         false => Look::Nothing,
                     });
                     if seqno % 16 == 0 {
-                        log.release(key(1, vb), commit_log::Mark { seqno: Seqno(seqno), record_version: 0 });
+                        log.release(
+                            key(1, vb),
+                            commit_log::Mark { seqno: Seqno(seqno), record_version: 0, rollbacks: 0 },
+                        );
                     }
                 }
             });
