@@ -130,6 +130,13 @@ impl Followers {
         if too_much && self.bytes > 0 { self.leave_behind() } else { keep_from }
     }
 
+    /// The log goes on from elsewhere, at `next`: nobody's place is there any more.
+    pub fn begin_anew(&mut self, next: Seqno) {
+        self.places.iter_mut().for_each(|place| place.is_lost = true);
+        self.allowance.add(-std::mem::take(&mut self.bytes));
+        self.passed = next;
+    }
+
     /// Those who want what nobody else does do not get it.
     fn leave_behind(&mut self) -> Seqno {
         let passed = self.passed;

@@ -17,9 +17,11 @@
 mod follow;
 mod log;
 mod record;
+mod snapshot;
 mod watermark;
 
 pub use follow::{Allowance, Follower};
-pub use log::{Changelog, Cursor, Slice, Stamp};
+pub use log::{Changelog, Cursor, NotTaken, Slice, Stamp};
 pub use record::{FailoverEntry, FailoverTable, VbRecord};
+pub use snapshot::{Place, Snapshot, Snapshots};
 pub use watermark::Watermarks;

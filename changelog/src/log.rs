@@ -1,4 +1,7 @@
-//! The log itself: a run of consecutive seqnos in memory, so a seqno is an index and a cursor is a number.
+//! The log itself: changes in memory in seqno order, and a cursor is a number.
+//!
+//! An active vBucket gives out its seqnos one after the other, so there a seqno is an index. A replica's come from its
+//! peer, and some may be missing; there a place is found by halving.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,6 +12,7 @@ use types::rank::{Mutex, Rank};
 use types::{Cas, HeldBy, Item, Seqno};
 
 use crate::follow::{Allowance, Follower, Followers};
+use crate::snapshot::{Snapshot, Snapshots};
 use crate::{VbRecord, Watermarks};
 
 /// What the log gives a change when it takes its place.
@@ -24,21 +28,44 @@ pub struct Cursor {
     id: u32,
 }
 
-/// What a reader took in one go: a cut of the log, in seqno order without gaps.
+/// What a reader took in one go: a cut of the log, in seqno order, with all there is between its ends.
 #[derive(Debug)]
 pub struct Slice {
+    /// What comes before was released earlier.
+    pub from: Seqno,
     pub items: Vec<Item>,
-    /// The seqno of the last item, or of the item before the first if there are none.
+    /// Everything up to here was read: the seqno of the last item or, if there are no more, the log's highest.
     pub last: Seqno,
+    /// Those the items came in, of a replica; see [`Snapshots::at`].
+    pub snapshots: Snapshots,
+    /// Some changes have come from a peer, which may have left out seqnos.
+    pub is_given: bool,
     /// The record as it was at the cut.
     pub record: Arc<VbRecord>,
     /// Grows with every [`Changelog::set_record`].
     pub record_version: u64,
 }
 
+impl Slice {
+    /// There was nothing more to read.
+    pub fn is_empty(&self) -> bool {
+        self.last < self.from
+    }
+}
+
+/// Why a change from a peer has no place in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotTaken {
+    /// The log has come so far already.
+    Behind(Seqno),
+    /// The snapshot under way ends here, if there is one.
+    Outside(Option<Seqno>),
+}
+
 /// The changes of one vBucket that some reader has yet to see, and the source of its seqnos and CAS values.
 ///
-/// 1. Entries are consecutive: `entries[i]` has seqno `first + i`, and the last one has the high seqno.
+/// 1. Entries are in order of seqno, each once, none below `first` and none above `high`. Unless a peer left some out there
+///    are as many as seqnos from `first` to `high`.
 /// 2. CAS values given out only grow, whatever the wall clock does.
 /// 3. An entry stays until every registered cursor has passed it *and said so* ([`Changelog::release`]).
 pub struct Changelog {
@@ -55,8 +82,9 @@ const ENTRY_BYTES: i64 = 8;
 const ENTRIES_KEPT: usize = 32;
 
 struct Inner {
-    /// Seqno of `entries[0]`, or of the next append when empty.
+    /// What comes before was released by every reader.
     first: Seqno,
+    high: Seqno,
     entries: VecDeque<Item>,
     entries_bytes: usize,
     cas: Cas,
@@ -65,6 +93,8 @@ struct Inner {
     record: Arc<VbRecord>,
     record_version: u64,
     followers: Box<Followers>,
+    snapshots: Snapshots,
+    is_given: bool,
 }
 
 struct Place {
@@ -77,7 +107,8 @@ impl Changelog {
     /// A log that goes on after `high`, with CAS values above `cas`.
     pub fn new(high: Seqno, cas: Cas, record: VbRecord) -> Changelog {
         let inner = Inner {
-            first: Seqno(high.0 + 1),
+            first: high.next(),
+            high,
             entries: VecDeque::new(),
             entries_bytes: 0,
             cas,
@@ -86,6 +117,8 @@ impl Changelog {
             record: Arc::new(record),
             record_version: 0,
             followers: Box::default(),
+            snapshots: Snapshots::default(),
+            is_given: false,
         };
         let (marks, alone_bytes) = (Watermarks::starting_at(high), Arc::default());
         Changelog { inner: Mutex::ranked(Rank::Changelog, inner), marks, alone_bytes }
@@ -119,15 +152,78 @@ impl Changelog {
     }
 
     fn place(&self, inner: &mut Inner, cas: Cas, make: impl FnOnce(Stamp) -> Item) -> Item {
-        let seqno = inner.high().next();
+        let seqno = inner.high.next();
         let item = make(Stamp { seqno, cas });
         assert_eq!(item.seqno(), seqno, "an item keeps the seqno it was given");
+        self.push(inner, &item);
+        item
+    }
+
+    fn push(&self, inner: &mut Inner, item: &Item) {
         inner.entries_bytes += item.memory();
         item.enter(HeldBy::Log);
         self.alone_bytes.fetch_add(item.memory() as i64 + ENTRY_BYTES, Relaxed);
         inner.entries.push_back(item.clone());
+        inner.high = item.seqno();
+        self.marks.publish_high(inner.high);
+    }
+
+    /// Appends a change that has its seqno and CAS from a peer, as the next of the snapshot under way; seqnos may be left
+    /// out. Returns the snapshot if this ends it. `Err`: nothing was done.
+    pub fn append_given(&self, item: &Item) -> Result<Option<Snapshot>, NotTaken> {
+        let mut inner = self.inner.lock();
+        let snapshot = inner.take(item.seqno())?;
+        inner.cas = inner.cas.max(item.meta().cas);
+        self.push(&mut inner, item);
+        Ok(snapshot)
+    }
+
+    /// A peer says that it has nothing up to `seqno` that was not sent. Returns and refuses as [`Changelog::append_given`].
+    pub fn advance(&self, seqno: Seqno) -> Result<Option<Snapshot>, NotTaken> {
+        let mut inner = self.inner.lock();
+        let snapshot = inner.take(seqno)?;
+        inner.high = seqno;
         self.marks.publish_high(seqno);
-        item
+        Ok(snapshot)
+    }
+
+    /// What follows up to `end` is whole only when all of it is there. Goes on with a snapshot that is not complete yet.
+    /// `completed`: it comes from a disk, where these prepares and those before are decided by the end of it.
+    pub fn begin_snapshot(&self, end: Seqno, completed: Option<Seqno>) {
+        let mut inner = self.inner.lock();
+        let high = inner.high;
+        inner.snapshots.begin(high, end, completed);
+    }
+
+    /// The snapshot under way, if the log ends in the middle of one.
+    pub fn open_snapshot(&self) -> Option<Snapshot> {
+        let inner = self.inner.lock();
+        inner.snapshots.at(inner.high).open
+    }
+
+    /// Nothing more comes of the snapshot under way: the log goes on by itself from where it is.
+    pub fn end_snapshot(&self) {
+        let mut inner = self.inner.lock();
+        let high = inner.high;
+        inner.snapshots.cut(high);
+    }
+
+    /// Goes on from a place in the middle of a snapshot, as the file says at a start.
+    pub fn resume_snapshot(&self, snapshot: Snapshot) {
+        self.inner.lock().snapshots.resume(snapshot);
+    }
+
+    /// Forgets everything after `to`, which the file still has, and all that readers wait for. The marks follow by
+    /// [`Watermarks::roll_back`].
+    pub fn roll_back(&self, to: Seqno) {
+        let mut inner = self.inner.lock();
+        let dropped: Vec<_> = inner.entries.drain(..).collect();
+        (inner.first, inner.high, inner.entries_bytes) = (to.next(), to, 0);
+        inner.cursors.iter_mut().for_each(|place| place.next = to.next());
+        inner.snapshots = Snapshots::default();
+        inner.followers.begin_anew(to.next());
+        drop(inner);
+        self.uncount(dropped);
     }
 
     /// A fresh CAS without a change: a lock shows it.
@@ -144,11 +240,12 @@ impl Changelog {
         Arc::clone(&self.inner.lock().record)
     }
 
-    /// Replaces the record. Readers see the new one with their next slice.
-    pub fn set_record(&self, record: VbRecord) {
+    /// Replaces the record. Readers see the new one with their next slice. Returns its version.
+    pub fn set_record(&self, record: VbRecord) -> u64 {
         let mut inner = self.inner.lock();
         inner.record = Arc::new(record);
         inner.record_version += 1;
+        inner.record_version
     }
 
     /// Registers a reader that has seen everything up to and including `after`. `None`: that is too far back for the
@@ -203,7 +300,7 @@ impl Changelog {
     /// Says that the reader needs nothing up to and including `upto` any more.
     pub fn release(&self, cursor: &Cursor, upto: Seqno) {
         let mut inner = self.inner.lock();
-        let high = inner.high();
+        let high = inner.high;
         assert!(upto <= high, "a cursor released {upto}, the log ends at {high}");
         let place = inner.cursors.iter_mut().find(|p| p.id == cursor.id).expect("a cursor belongs to its log");
         place.next = place.next.max(upto.next());
@@ -240,8 +337,27 @@ impl Changelog {
 }
 
 impl Inner {
-    fn high(&self) -> Seqno {
-        Seqno(self.first.0 + self.entries.len() as u64 - 1)
+    /// Checks that `seqno` may come next. Returns the snapshot it ends.
+    fn take(&mut self, seqno: Seqno) -> Result<Option<Snapshot>, NotTaken> {
+        if seqno <= self.high {
+            return Err(NotTaken::Behind(self.high));
+        }
+        let open = self.snapshots.last().filter(|open| open.end > self.high);
+        match open {
+            Some(open) if seqno <= open.end => {
+                self.is_given = true;
+                Ok(Some(open).filter(|_| seqno == open.end))
+            }
+            open => Err(NotTaken::Outside(open.map(|open| open.end))),
+        }
+    }
+
+    /// The place of the first entry from `seqno` on.
+    fn index_of(&self, seqno: Seqno) -> usize {
+        match self.high.next().0 - self.first.0 == self.entries.len() as u64 {
+            true => ((seqno.0 - self.first.0) as usize).min(self.entries.len()),
+            false => self.entries.partition_point(|item| item.seqno() < seqno),
+        }
     }
 
     /// The hybrid clock: wall time with the low 16 bits for counting, never twice the same, never back.
@@ -252,10 +368,10 @@ impl Inner {
 
     fn slice(&self, next: Seqno, bytes_max: usize) -> Slice {
         let mut bytes = 0;
+        let at = self.index_of(next);
         let items: Vec<_> = self
             .entries
-            .iter()
-            .skip((next.0 - self.first.0) as usize)
+            .range(at..)
             .take_while(|item| {
                 let fits = bytes < bytes_max;
                 bytes += item.memory();
@@ -263,8 +379,14 @@ impl Inner {
             })
             .cloned()
             .collect();
-        let last = items.last().map_or(Seqno(next.0 - 1), |item| item.seqno());
-        Slice { items, last, record: Arc::clone(&self.record), record_version: self.record_version }
+        let last = match items.last() {
+            _ if at + items.len() == self.entries.len() => self.high,
+            Some(item) => item.seqno(),
+            None => Seqno(next.0 - 1),
+        };
+        let (record, record_version) = (Arc::clone(&self.record), self.record_version);
+        let (snapshots, is_given) = (self.snapshots.since(next), self.is_given);
+        Slice { from: next, items, last, snapshots, is_given, record, record_version }
     }
 
     fn place(&self, cursor: &Cursor) -> &Place {
@@ -273,9 +395,10 @@ impl Inner {
 
     /// Takes out what every reader has passed. Without readers nobody will ask.
     fn trim(&mut self) -> Vec<Item> {
-        let passed = self.cursors.iter().map(|p| p.next).min().unwrap_or(self.high().next());
+        let passed = self.cursors.iter().map(|p| p.next).min().unwrap_or(self.high.next());
         let keep_from = self.followers.hold(passed, &self.entries);
-        let count = (keep_from.0 - self.first.0) as usize;
+        let count = self.index_of(keep_from);
+        self.snapshots.drop_before(keep_from);
         let dropped: Vec<_> = self.entries.drain(..count).collect();
         self.first = keep_from;
         self.entries_bytes -= dropped.iter().map(|item| item.memory()).sum::<usize>();
@@ -307,7 +430,7 @@ mod tests {
 
     fn log() -> Changelog {
         let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(7), seqno: Seqno(0) });
-        Changelog::new(Seqno(10), Cas(5), VbRecord { state: VbState::Active, failover, topology: vec![] })
+        Changelog::new(Seqno(10), Cas(5), VbRecord::new(VbState::Active, failover))
     }
 
     fn append(log: &Changelog, clock: &Wall, key: &str) -> Item {
@@ -372,6 +495,68 @@ mod tests {
         assert_eq!(log.backlog().0, 0);
         assert!(log.cursor("late", Seqno(11)).is_none(), "11 and 12 are only in the file now");
         assert!(log.cursor("late", Seqno(12)).is_some());
+    }
+
+    fn given(seqno: u64) -> Item {
+        let key = KeyBuf::in_default_collection(b"k").unwrap();
+        let (cas, rev) = (Cas(seqno << 20), RevSeqno(1));
+        let (flags, expiry, datatype) = (0, 0, Datatype::RAW);
+        let meta = Meta { seqno: Seqno(seqno), cas, rev, flags, expiry, datatype, deleted: None };
+        Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(b"v"))
+    }
+
+    #[test]
+    fn what_a_peer_left_out_is_passed_over_by_every_reader() {
+        let (log, clock) = (log(), Wall(AtomicU64::new(0)));
+        let (one, other) = (log.cursor("one", Seqno(10)).unwrap(), log.cursor("other", Seqno(10)).unwrap());
+        assert_eq!(log.append_given(&given(12)), Err(NotTaken::Outside(None)));
+        log.begin_snapshot(Seqno(20), None);
+        for seqno in [12, 15, 16] {
+            assert_eq!(log.append_given(&given(seqno)), Ok(None));
+        }
+        assert_eq!(log.append_given(&given(21)), Err(NotTaken::Outside(Some(Seqno(20)))));
+        let whole = Snapshot { start: Seqno(10), end: Seqno(20), completed: None };
+        assert_eq!(log.append_given(&given(20)), Ok(Some(whole)));
+        assert_eq!(log.append_given(&given(20)), Err(NotTaken::Behind(Seqno(20))));
+        let whole = log.read(&one, usize::MAX);
+        assert_eq!((seqnos(&whole), whole.last), (vec![12, 15, 16, 20], Seqno(20)));
+        assert_eq!(log.read(&one, 1).last, Seqno(12));
+        // In the middle of what is missing.
+        log.release(&one, Seqno(13));
+        assert_eq!(seqnos(&log.read(&one, usize::MAX)), [15, 16, 20]);
+        log.release(&other, Seqno(16));
+        assert_eq!(log.backlog().0, 3);
+        log.release(&one, Seqno(16));
+        assert_eq!((seqnos(&log.read(&one, usize::MAX)), log.backlog().0), (vec![20], 1));
+        log.begin_snapshot(Seqno(25), None);
+        log.advance(Seqno(25)).unwrap();
+        log.release(&one, Seqno(20));
+        let empty = log.read(&one, usize::MAX);
+        assert_eq!((empty.items.len(), empty.last, log.marks.high()), (0, Seqno(25), Seqno(25)));
+        log.release(&one, Seqno(25));
+        log.release(&other, Seqno(25));
+        assert_eq!(append(&log, &clock, "a").seqno(), Seqno(26));
+        assert!(append(&log, &clock, "a").meta().cas > Cas(20 << 20));
+        assert_eq!(seqnos(&log.read(&other, usize::MAX)), [26, 27]);
+    }
+
+    #[test]
+    fn a_log_that_was_rolled_back_goes_on_from_there() {
+        let (log, clock) = (log(), Wall(AtomicU64::new(0)));
+        let cursor = log.cursor("flusher", Seqno(10)).unwrap();
+        let follower = log.follow(Seqno(10)).unwrap();
+        log.begin_snapshot(Seqno(20), None);
+        for seqno in [12, 15, 16] {
+            log.append_given(&given(seqno)).unwrap();
+        }
+        let before = log.max_cas();
+        log.roll_back(Seqno(10));
+        log.marks.roll_back(Seqno(10));
+        assert_eq!((log.backlog(), log.open_snapshot(), log.marks.high()), ((0, 0), None, Seqno(10)));
+        let next = append(&log, &clock, "a");
+        assert!(next.seqno() == Seqno(11) && next.meta().cas > before);
+        assert_eq!(seqnos(&log.read(&cursor, usize::MAX)), [11]);
+        assert!(log.take(&follower, usize::MAX).is_none(), "what it had read may be gone");
     }
 
     #[test]

@@ -33,6 +33,14 @@ impl FailoverTable {
         self.0.truncate(Self::ENTRIES_MAX);
     }
 
+    /// Forgets the histories that begin after `seqno`: they are another's. `fresh` names one if none is left.
+    pub fn prune(&mut self, seqno: Seqno, fresh: impl FnOnce() -> VbUuid) {
+        self.0.retain(|entry| entry.seqno <= seqno);
+        if self.0.is_empty() {
+            self.0.push(FailoverEntry { uuid: fresh(), seqno: Seqno(0) });
+        }
+    }
+
     pub fn current(&self) -> FailoverEntry {
         self.0[0]
     }
@@ -42,13 +50,23 @@ impl FailoverTable {
     }
 }
 
-/// State, histories and replication chain of a vBucket, replaced as a whole when any changes.
+/// State, histories and replication chains of a vBucket, replaced as a whole when any changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VbRecord {
     pub state: VbState,
     pub failover: FailoverTable,
     /// Replication chains, each `[active, replica…]` by node name, `None` where a replica is missing. Empty: never set.
     pub topology: Vec<Vec<Option<String>>>,
+    /// How often this vBucket went back to an earlier state because its history was not the cluster's. What the commit log
+    /// holds from before the last time is void.
+    pub rollbacks: u32,
+}
+
+impl VbRecord {
+    /// Without a replication chain, and never rolled back.
+    pub fn new(state: VbState, failover: FailoverTable) -> VbRecord {
+        VbRecord { state, failover, topology: Vec::new(), rollbacks: 0 }
+    }
 }
 
 #[cfg(test)]

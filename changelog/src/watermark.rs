@@ -7,7 +7,7 @@ use types::Seqno;
 
 /// The marks of one vBucket.
 ///
-/// 1. `high ≥ durable ≥ filed`, and each only grows.
+/// 1. `high ≥ durable ≥ filed`, and each only grows, but for a rollback.
 /// 2. `high` is published by the changelog, `durable` and `filed` by the persistence of this vBucket, nobody else.
 /// 3. A published mark covers everything up to it: a reader that sees `durable ≥ n` may acknowledge n.
 /// 4. Once poisoned, `durable` and `filed` never move again.
@@ -62,6 +62,13 @@ impl Watermarks {
         assert!(seqno <= self.durable(), "filed mark {seqno} beyond the durable one");
         let before = self.filed.fetch_max(seqno.0, Ordering::AcqRel);
         assert!(before <= seqno.0, "filed mark went back from {before} to {seqno}");
+    }
+
+    /// The vBucket went back to `seqno`, which its file has. Whoever publishes must be kept from it meanwhile.
+    pub fn roll_back(&self, seqno: Seqno) {
+        for mark in [&self.filed, &self.durable, &self.high] {
+            mark.store(seqno.0, Ordering::Release);
+        }
     }
 
     /// Stops the marks for good: what the disk holds is no longer known. The first reason is kept.

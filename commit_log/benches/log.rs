@@ -216,8 +216,14 @@ impl Clients {
         };
         let key = KeyBuf::in_default_collection(b"key-0123456789").expect("a key");
         let item = Item::new(key.as_key(), meta, Kind::Committed { prepared: None }, Some(&self.item));
-        let submission =
-            Submission { bucket: BUCKET, vb: VbId(vb as u16), items: &[item], last: Seqno(*high), record: None };
+        let submission = Submission {
+            bucket: BUCKET,
+            vb: VbId(vb as u16),
+            items: &[item],
+            last: Seqno(*high),
+            record: None,
+            past: None,
+        };
         self.log.submit(&submission).expect("room");
     }
 

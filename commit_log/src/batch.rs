@@ -3,9 +3,9 @@
 use crc32c::crc32c;
 use types::{BucketUuid, Item, Seqno, VbId};
 
-use crate::codec;
+use crate::codec::{self, ReplicaPast};
 use crate::error::LogError;
-use crate::format::{ALIGN, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
+use crate::format::{ALIGN, FLAG_PAST, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind};
 use crate::log::Submission;
 
 /// A submission is cut into records of about this size, so that the end of a segment is not left empty for a large one.
@@ -22,6 +22,7 @@ pub(crate) struct Batch {
 pub(crate) struct Waiting {
     pub header: RecordHeader,
     pub record_version: Option<u64>,
+    pub rollbacks: u32,
 }
 
 impl Batch {
@@ -54,18 +55,21 @@ impl Batch {
             codec::put_vb_record(&mut vb_record, record);
         }
         let aim = if vb_record.is_empty() { BODY_BYTES_AIM.min(body_bytes_max) } else { body_bytes_max };
-        let mut items = submission.items;
+        let past_bytes = if submission.past.is_some() { codec::PAST_BYTES } else { 0 };
+        let (mut items, mut after) = (submission.items, submission.past.map_or(Seqno(0), |past| past.after));
         loop {
             // The vBucket record goes with the last.
-            let (count, bytes) = fitting(items, aim - vb_record.len().min(aim));
+            let (count, bytes) = fitting(items, aim - (vb_record.len() + past_bytes).min(aim));
             let is_last = count == items.len();
             let head = if is_last { &vb_record[..] } else { &[] };
-            if head.len() + bytes > body_bytes_max {
-                let (bytes, bytes_max) = ((head.len() + bytes) as u64, body_bytes_max as u64);
+            let bytes = head.len() + past_bytes + bytes;
+            if bytes > body_bytes_max {
+                let (bytes, bytes_max) = (bytes as u64, body_bytes_max as u64);
                 return Err(LogError::TooLarge { bytes, bytes_max });
             }
             let (now, later) = items.split_at(count);
-            self.put_record(submission, now, head, head.len() + bytes);
+            self.put_record(submission, after, now, head, bytes);
+            after = now.last().map_or(after, |item| item.seqno());
             items = later;
             if is_last {
                 return Ok(());
@@ -73,14 +77,27 @@ impl Batch {
         }
     }
 
-    fn put_record(&mut self, submission: &Submission<'_>, items: &[Item], head: &[u8], body_bytes: usize) {
+    fn put_record(
+        &mut self,
+        submission: &Submission<'_>,
+        after: Seqno,
+        items: &[Item],
+        head: &[u8],
+        body_bytes: usize,
+    ) {
         self.bytes.reserve(RECORD_HEADER_BYTES + body_bytes + ALIGN);
         self.bytes.extend([0; RECORD_HEADER_BYTES]);
         let body_at = self.bytes.len();
         self.bytes.extend_from_slice(head);
+        let last = items.last().map_or(submission.last, |item| item.seqno());
+        let mut flags = if head.is_empty() { 0 } else { FLAG_VB_RECORD };
+        if let Some(past) = &submission.past {
+            flags |= FLAG_PAST;
+            let (rollbacks, place) = (past.rollbacks, past.snapshots.at(last));
+            codec::put_past(&mut self.bytes, &ReplicaPast { rollbacks, after, place });
+        }
         items.iter().for_each(|item| codec::put_item(&mut self.bytes, item));
         assert_eq!(self.bytes.len() - body_at, body_bytes, "an item takes as many bytes as it said");
-        let last = items.last().map_or(submission.last, |item| item.seqno());
         let header = RecordHeader {
             prev: 0,
             batch_at: 0,
@@ -89,14 +106,15 @@ impl Batch {
             body_crc: crc32c(&self.bytes[body_at..]),
             vb: submission.vb,
             kind: RecordKind::Changes,
-            flags: if head.is_empty() { 0 } else { FLAG_VB_RECORD },
+            flags,
             bucket: submission.bucket,
             first: items.first().map_or(last.next(), |item| item.seqno()),
             last,
         };
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
         let record_version = submission.record.map(|(_, version)| version).filter(|_| !head.is_empty());
-        self.records.push(Waiting { header, record_version });
+        let rollbacks = submission.past.map_or(0, |past| past.rollbacks);
+        self.records.push(Waiting { header, record_version, rollbacks });
     }
 
     /// Puts another batch before the records from `record` on, which begin at `at`.
@@ -120,7 +138,10 @@ impl Batch {
             first: Seqno(0),
             last: Seqno(0),
         };
-        Batch { bytes: vec![0; RECORD_HEADER_BYTES], records: vec![Waiting { header, record_version: None }] }
+        Batch {
+            bytes: vec![0; RECORD_HEADER_BYTES],
+            records: vec![Waiting { header, record_version: None, rollbacks: 0 }],
+        }
     }
 }
 

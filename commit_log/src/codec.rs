@@ -3,7 +3,7 @@
 //! A commit says again what its prepare said, so its value is left out: whoever replays takes it from the prepare, which is
 //! before it in the log or in the vBucket's file.
 
-use changelog::{FailoverEntry, FailoverTable, VbRecord};
+use changelog::{FailoverEntry, FailoverTable, Place, Snapshot, VbRecord};
 use types::{Cas, Datatype, DeleteSource, DocKey, Item, Kind, Level, Meta, RevSeqno, Seqno, VbState, VbUuid};
 
 use crate::format::{be32, be64};
@@ -129,6 +129,53 @@ pub fn take_item(bytes: &mut &[u8]) -> Result<Item, String> {
     Ok(Item::new(key, meta, kind, (bits & HAS_VALUE != 0).then_some(value)))
 }
 
+/// Bytes `put_past` adds.
+pub const PAST_BYTES: usize = 53;
+
+const OPEN: u8 = 1;
+const OPEN_FROM_DISK: u8 = 2;
+const FROM_DISK: u8 = 4;
+
+/// What a record says of a vBucket that is, or ever was, a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaPast {
+    /// How often it had been rolled back.
+    pub rollbacks: u32,
+    /// Seqnos may be missing from here to the last item.
+    pub after: Seqno,
+    /// Where among its snapshots the items end.
+    pub place: Place,
+}
+
+pub fn put_past(out: &mut Vec<u8>, past: &ReplicaPast) {
+    let (open, from_disk) = (past.place.open, past.place.from_disk);
+    let open_completed = open.and_then(|open| open.completed);
+    let bits = [open.map(|_| OPEN), open_completed.map(|_| OPEN_FROM_DISK), from_disk.map(|_| FROM_DISK)];
+    out.extend(past.rollbacks.to_be_bytes());
+    out.push(bits.into_iter().flatten().sum());
+    let numbers = [
+        Some(past.after),
+        open.map(|open| open.start),
+        open.map(|open| open.end),
+        open_completed,
+        from_disk.map(|snapshot| snapshot.end),
+        from_disk.and_then(|snapshot| snapshot.completed),
+    ];
+    numbers.iter().for_each(|number| out.extend(number.unwrap_or_default().0.to_be_bytes()));
+}
+
+/// Takes what `put_past` put off the front of `bytes`.
+pub fn take_past(bytes: &mut &[u8]) -> Result<ReplicaPast, String> {
+    let fixed = take(bytes, PAST_BYTES, "a replica's past")?;
+    let bits = fixed[4];
+    let seqno = |n: usize| Seqno(be64(fixed, 5 + 8 * n));
+    let open = Snapshot { start: seqno(1), end: seqno(2), completed: (bits & OPEN_FROM_DISK != 0).then(|| seqno(3)) };
+    let from_disk = Snapshot { start: seqno(4), end: seqno(4), completed: Some(seqno(5)) };
+    let place =
+        Place { open: (bits & OPEN != 0).then_some(open), from_disk: (bits & FROM_DISK != 0).then_some(from_disk) };
+    Ok(ReplicaPast { rollbacks: be32(fixed, 0), after: seqno(0), place })
+}
+
 /// Bytes of the vBucket record with its length in front.
 pub fn put_vb_record(out: &mut Vec<u8>, record: &VbRecord) {
     let at = out.len();
@@ -149,6 +196,9 @@ pub fn put_vb_record(out: &mut Vec<u8>, record: &VbRecord) {
             out.extend((name.len() as u16).to_be_bytes());
             out.extend_from_slice(name.as_bytes());
         }
+    }
+    if record.rollbacks > 0 {
+        out.extend(record.rollbacks.to_be_bytes());
     }
     let len = (out.len() - at - 4) as u32;
     out[at..at + 4].copy_from_slice(&len.to_be_bytes());
@@ -182,8 +232,9 @@ pub fn take_vb_record(bytes: &mut &[u8]) -> Result<VbRecord, String> {
         }
         topology.push(chain);
     }
+    let rollbacks = if bytes.is_empty() { 0 } else { be32(take(&mut bytes, 4, WHAT)?, 0) };
     match bytes.is_empty() {
-        true => Ok(VbRecord { state, failover, topology }),
+        true => Ok(VbRecord { state, failover, topology, rollbacks }),
         false => Err(format!("{} bytes after a vBucket record", bytes.len())),
     }
 }
@@ -223,13 +274,34 @@ mod tests {
             prop_oneof![Just(VbState::Active), Just(VbState::Replica), Just(VbState::Pending), Just(VbState::Dead)];
         let entry = (any::<u64>(), any::<u64>()).prop_map(|(u, s)| FailoverEntry { uuid: VbUuid(u), seqno: Seqno(s) });
         let chain = prop::collection::vec(prop::option::of("[a-z@:]{0,20}"), 0..4);
-        (states, prop::collection::vec(entry, 1..25), prop::collection::vec(chain, 0..3)).prop_map(
-            |(state, entries, topology)| VbRecord {
+        (states, prop::collection::vec(entry, 1..25), prop::collection::vec(chain, 0..3), any::<u32>()).prop_map(
+            |(state, entries, topology, rollbacks)| VbRecord {
                 state,
                 failover: FailoverTable::from_entries(entries).unwrap(),
                 topology,
+                rollbacks,
             },
         )
+    }
+
+    fn pasts() -> impl Strategy<Value = ReplicaPast> {
+        let open = (any::<u64>(), any::<u64>(), prop::option::of(any::<u64>()));
+        let open = open.prop_map(|(start, end, completed)| Snapshot {
+            start: Seqno(start),
+            end: Seqno(end),
+            completed: completed.map(Seqno),
+        });
+        let from_disk = (any::<u64>(), any::<u64>()).prop_map(|(end, completed)| Snapshot {
+            start: Seqno(end),
+            end: Seqno(end),
+            completed: Some(Seqno(completed)),
+        });
+        let place = (prop::option::of(open), prop::option::of(from_disk));
+        (any::<u32>(), any::<u64>(), place).prop_map(|(rollbacks, after, (open, from_disk))| ReplicaPast {
+            rollbacks,
+            after: Seqno(after),
+            place: Place { open, from_disk },
+        })
     }
 
     proptest! {
@@ -255,9 +327,18 @@ mod tests {
         }
 
         #[test]
+        fn a_replicas_past_is_read_back(past in pasts()) {
+            let mut bytes = Vec::new();
+            put_past(&mut bytes, &past);
+            prop_assert_eq!(bytes.len(), PAST_BYTES);
+            prop_assert_eq!(take_past(&mut &bytes[..]), Ok(past));
+        }
+
+        #[test]
         fn any_bytes_give_an_answer_or_an_error(bytes in prop::collection::vec(0u8..8, 0..200)) {
             let _ = take_item(&mut &bytes[..]);
             let _ = take_vb_record(&mut &bytes[..]);
+            let _ = take_past(&mut &bytes[..]);
         }
     }
 }

@@ -106,6 +106,8 @@ pub enum RecordKind {
 
 /// The body begins with a vBucket record.
 pub const FLAG_VB_RECORD: u8 = 1;
+/// What the items came in: see [`crate::Past`].
+pub const FLAG_PAST: u8 = 2;
 
 /// What stands before a record's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::LogError;
 use crate::codec;
-use crate::format::{FLAG_VB_RECORD, RecordKind, SegmentHeader, Slot};
+use crate::format::{FLAG_PAST, FLAG_VB_RECORD, RecordKind, SegmentHeader, Slot};
 use crate::recovery::{Candidate, candidates};
 use crate::scan::Walk;
 
@@ -125,6 +125,9 @@ fn walk(report: &mut SegmentReport, header: &SegmentHeader, bytes: &[u8]) {
         let mut body = found.body;
         if found.header.flags & FLAG_VB_RECORD != 0 {
             range.vb_records += u64::from(codec::take_vb_record(&mut body).is_ok());
+        }
+        if found.header.flags & FLAG_PAST != 0 {
+            let _ = codec::take_past(&mut body);
         }
         while !body.is_empty() && codec::take_item(&mut body).is_ok() {
             range.items += 1;

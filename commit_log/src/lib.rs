@@ -58,10 +58,11 @@ mod storms;
 mod sync;
 mod writer;
 
+pub use codec::ReplicaPast;
 pub use driver::Driver;
 pub use error::LogError;
 pub use inspect::{Inspection, RangeReport, SegmentReport, inspect};
-pub use log::{Holder, Lead, Log, Observer, Pressure, Submission, Synced};
+pub use log::{Holder, Lead, Log, Observer, Past, Pressure, Submission, Synced};
 pub use recovery::Replayed;
 pub use space::{Key, Mark};
 pub use stats::LogStats;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use changelog::VbRecord;
+use changelog::{Snapshots, VbRecord};
 use env::Env;
 use types::rank::Rank;
 use types::{BucketUuid, Item, Seqno, VbId};
@@ -34,6 +34,18 @@ pub struct Submission<'a> {
     pub last: Seqno,
     /// The vBucket's record and its version, if it changed.
     pub record: Option<(&'a VbRecord, u64)>,
+    /// Of a vBucket that is, or ever was, a replica.
+    pub past: Option<Past<'a>>,
+}
+
+/// What a replica's changes came in.
+#[derive(Clone, Copy)]
+pub struct Past<'a> {
+    /// [`VbRecord::rollbacks`] when they came.
+    pub rollbacks: u32,
+    /// There is nothing between this and the first item that was not submitted.
+    pub after: Seqno,
+    pub snapshots: &'a Snapshots,
 }
 
 /// One vBucket's part of what a sync made durable.
@@ -44,6 +56,8 @@ pub struct Synced {
     pub seqno: Seqno,
     /// So is the record of this version, if one was submitted.
     pub record_version: Option<u64>,
+    /// Of the submission: after a later rollback the seqno says nothing.
+    pub rollbacks: u32,
 }
 
 /// Who wants to know. Called by the thread that leads, between syncs: be quick, and do not wait for the log.

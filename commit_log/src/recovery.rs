@@ -12,11 +12,11 @@ use env::{Env, File, OpenMode, write_all_at};
 use types::{BucketUuid, Item, Seqno, VbId};
 
 use crate::Options;
-use crate::codec;
+use crate::codec::{self, ReplicaPast};
 use crate::error::LogError;
 use crate::format::{
-    BLOCK_BYTES, DATA_AT, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader, Slot, VERSION,
-    seed,
+    BLOCK_BYTES, DATA_AT, FLAG_PAST, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader,
+    Slot, VERSION, seed,
 };
 use crate::scan::{Found, Walk, record_at};
 use crate::segment::{self, Pace, Resting, Segment, Trouble};
@@ -39,6 +39,19 @@ pub struct Replayed {
     pub items: Vec<Item>,
     /// The vBucket's high seqno after these items.
     pub last: Seqno,
+    /// Of a vBucket that is, or ever was, a replica.
+    pub past: Option<ReplicaPast>,
+}
+
+impl Replayed {
+    /// How often the vBucket had been rolled back.
+    pub fn rollbacks(&self) -> u32 {
+        self.past.map_or(0, |past| past.rollbacks)
+    }
+
+    pub fn mark(&self) -> Mark {
+        Mark { seqno: self.last, record_version: 0, rollbacks: self.rollbacks() }
+    }
 }
 
 /// A log as it was left.
@@ -204,7 +217,7 @@ pub(crate) fn open(
     let (reading, mut bytes) = read_all(&segments, |n, found| {
         if let Some(replayed) = decode(&segments[n], &found)? {
             let key = Key { bucket: replayed.bucket, vb: replayed.vb };
-            marks[n].entry(key).or_default().rise(Mark { seqno: replayed.last, record_version: 0 });
+            marks[n].entry(key).or_default().rise(replayed.mark());
             replay(replayed);
         }
         Ok(())
@@ -353,11 +366,12 @@ fn decode(segment: &Segment, found: &Found<'_>) -> Result<Option<Replayed>, LogE
     let mut body = found.body;
     let mut read = || {
         let record = (header.flags & FLAG_VB_RECORD != 0).then(|| codec::take_vb_record(&mut body)).transpose()?;
+        let past = (header.flags & FLAG_PAST != 0).then(|| codec::take_past(&mut body)).transpose()?;
         let mut items = Vec::new();
         while !body.is_empty() {
             items.push(codec::take_item(&mut body)?);
         }
-        Ok(Replayed { bucket: header.bucket, vb: header.vb, record, items, last: header.last })
+        Ok(Replayed { bucket: header.bucket, vb: header.vb, record, items, last: header.last, past })
     };
     match header.kind {
         RecordKind::Close | RecordKind::Skip => Ok(None),

@@ -14,21 +14,24 @@ pub struct Key {
     pub vb: VbId,
 }
 
-/// How far a vBucket's changes reach: in seqnos, and in versions of its record.
+/// How far a vBucket's changes reach: in seqnos, and in versions of its record. A seqno after a rollback is further than
+/// any before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
     pub seqno: Seqno,
     pub record_version: u64,
+    pub rollbacks: u32,
 }
 
 impl Mark {
-    pub(crate) fn rise(&mut self, to: Mark) {
-        self.seqno = self.seqno.max(to.seqno);
+    /// Goes on to `to`, as far as that is further.
+    pub fn rise(&mut self, to: Mark) {
+        (self.rollbacks, self.seqno) = (self.rollbacks, self.seqno).max((to.rollbacks, to.seqno));
         self.record_version = self.record_version.max(to.record_version);
     }
 
     fn covers(&self, other: &Mark) -> bool {
-        self.seqno >= other.seqno && self.record_version >= other.record_version
+        (self.rollbacks, self.seqno) >= (other.rollbacks, other.seqno) && self.record_version >= other.record_version
     }
 }
 

@@ -80,7 +80,14 @@ fn item(seqno: u64, value_bytes: usize) -> Item {
 
 fn submit(log: &Log, vb: u16, seqno: u64, value_bytes: usize) -> Result<(), LogError> {
     let items = [item(seqno, value_bytes)];
-    log.submit(&Submission { bucket: BUCKET, vb: VbId(vb), items: &items, last: Seqno(seqno), record: None })
+    log.submit(&Submission {
+        bucket: BUCKET,
+        vb: VbId(vb),
+        items: &items,
+        last: Seqno(seqno),
+        record: None,
+        past: None,
+    })
 }
 
 fn open(env: &env::Env) -> (Arc<Log>, Arc<Told>) {
@@ -165,7 +172,10 @@ fn a_full_log_goes_on_when_something_was_filed() {
             thread::spawn(move || {
                 for seqno in 1..=8 {
                     assert!(told.wait_durable(0, seqno));
-                    log.release(Key { bucket: BUCKET, vb: VbId(0) }, Mark { seqno: Seqno(seqno), record_version: 0 });
+                    log.release(
+                        Key { bucket: BUCKET, vb: VbId(0) },
+                        Mark { seqno: Seqno(seqno), record_version: 0, rollbacks: 0 },
+                    );
                 }
             })
         };

@@ -151,13 +151,15 @@ impl Writer {
                 continue;
             }
             let key = Key { bucket: header.bucket, vb: header.vb };
-            let mark = Mark { seqno: header.last, record_version: version.unwrap_or(0) };
+            let rollbacks = waiting.rollbacks;
+            let mark = Mark { seqno: header.last, record_version: version.unwrap_or(0), rollbacks };
             self.marks.entry(key).or_default().rise(mark);
             let place = *self.places.entry(key).or_insert(self.synced.len());
             match self.synced.get_mut(place) {
-                None => self.synced.push(Synced { key, seqno: header.last, record_version: version }),
+                None => self.synced.push(Synced { key, seqno: header.last, record_version: version, rollbacks }),
                 Some(synced) => {
-                    synced.seqno = synced.seqno.max(header.last);
+                    let further = (synced.rollbacks, synced.seqno).max((rollbacks, header.last));
+                    (synced.rollbacks, synced.seqno) = further;
                     synced.record_version = synced.record_version.max(version);
                 }
             }

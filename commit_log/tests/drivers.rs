@@ -59,7 +59,8 @@ impl Promiser {
         let seqno = self.submitted.fetch_add(1, Ordering::Relaxed) + 1;
         let log = self.log.get().and_then(Weak::upgrade).unwrap();
         let (items, last) = ([item(seqno, 1, 10)], Seqno(seqno));
-        log.submit(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None }).unwrap();
+        log.submit(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None, past: None })
+            .unwrap();
     }
 
     fn durable(&self) -> u64 {
@@ -182,6 +183,7 @@ fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, round
                         items: &[item(seqno, 1, 20)],
                         last: Seqno(seqno),
                         record: None,
+                        past: None,
                     };
                     log.submit(&submission).unwrap();
                     if driver.is_none() {
@@ -192,7 +194,10 @@ fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, round
                         false => Look::Nothing,
                     });
                     if seqno % 16 == 0 {
-                        log.release(key(1, vb), commit_log::Mark { seqno: Seqno(seqno), record_version: 0 });
+                        log.release(
+                            key(1, vb),
+                            commit_log::Mark { seqno: Seqno(seqno), record_version: 0, rollbacks: 0 },
+                        );
                     }
                 }
             });

@@ -42,6 +42,8 @@ pub struct VbStateRecord {
     pub failover_table: Option<Vec<Failover>>,
     /// One or two chains of one to four nodes, active first; `None` is a node that is missing.
     pub replication_topology: Option<Vec<Vec<Option<String>>>>,
+    /// How often the vBucket was rolled back. Settee's own; not written while it is 0.
+    pub rollbacks: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +96,7 @@ impl VbStateRecord {
             build: None,
             failover_table: None,
             replication_topology: None,
+            rollbacks: 0,
         }
     }
 
@@ -118,6 +121,7 @@ impl VbStateRecord {
             ("on_disk_prepares", Some(number(self.on_disk_prepares))),
             ("prepared_seqno", Some(number(self.prepared_seqno))),
             ("replication_topology", self.replication_topology.as_ref().map(|chains| json!(chains))),
+            ("rollbacks", (self.rollbacks > 0).then(|| number(self.rollbacks))),
             ("snap_end", Some(number(self.snap_end))),
             ("snap_start", Some(number(self.snap_start))),
             ("state", Some(json!(self.state.name()))),
@@ -172,6 +176,7 @@ impl VbStateRecord {
             build: fields.text("build")?.map(str::to_string),
             failover_table: fields.0.get("failover_table").map(failover_table).transpose()?,
             replication_topology: fields.0.get("replication_topology").map(topology).transpose()?,
+            rollbacks: or_zero("rollbacks")?,
         })
     }
 }
@@ -240,6 +245,7 @@ mod tests {
             proptest::option::of("[ -~]{0,20}"),
             proptest::option::of(proptest::collection::vec((number(), number()), 0..4)),
             proptest::option::of(proptest::collection::vec(chain, 1..3)),
+            number(),
         );
         (head, middle, tail).prop_map(|(h, m, t)| VbStateRecord {
             state: [VbState::Active, VbState::Replica, VbState::Pending, VbState::Dead][h.0],
@@ -261,6 +267,7 @@ mod tests {
             build: t.4,
             failover_table: t.5.map(|t| t.into_iter().map(|(uuid, seqno)| Failover { uuid, seqno }).collect()),
             replication_topology: t.6,
+            rollbacks: t.7,
         })
     }
 

@@ -15,6 +15,7 @@ use scheduler::{PoolKind, Pools, TaskHandle};
 use types::rank::{Mutex, Rank};
 use types::{Cas, DocKey, Item, KeyBuf, Level, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
+use crate::chain::Chance;
 use crate::counters::Counters;
 use crate::engine::Options;
 use crate::hash_table::{Footprint, HashSeed};
@@ -22,8 +23,9 @@ use crate::op::{Op, OpError, OpResult, Outcome, Reply, Request, Waiter};
 use crate::ops::{Attempt, Fetched, Prepared, Run, Step, Stop};
 use crate::owned::OwnedRequest;
 use crate::pager::{Deadlines, Pager, Pressure};
+use crate::roles::RecordWaiters;
 use crate::terms::Terms;
-use crate::vbucket::{Beginning, GivenUp, VBucket};
+use crate::vbucket::{Beginning, VBucket};
 use crate::warm_up::WarmUp;
 
 /// How often a request may go back to the file before it is told to come again.
@@ -53,10 +55,12 @@ pub struct Bucket {
     /// Requests that wait for the file, with what they brought along.
     pub(crate) fetching: Fetching,
     pub counters: Counters,
-    stopped: AtomicBool,
+    pub(crate) stopped: AtomicBool,
     pub(crate) pressure: Pressure,
     /// vBuckets in which somebody waits against a deadline.
     pub(crate) armed: Mutex<BTreeSet<VbId>>,
+    /// Those who wait for a vBucket's record to be durable.
+    pub(crate) record_waiters: RecordWaiters,
     tasks: OnceLock<Tasks>,
     pub(crate) warm_up: WarmUp,
 }
@@ -110,7 +114,9 @@ impl Bucket {
         for file in store.recovered() {
             let mut record = file.record;
             if record.state == VbState::Active {
-                record.topology = vec![chain(&options, spec.replicas)];
+                if record.topology.is_empty() {
+                    record.topology = vec![chain(&options, spec.replicas)];
+                }
                 if !was_clean {
                     // Somebody may have seen changes the disk did not keep: what comes now is another history.
                     record.failover.begin(FailoverEntry { uuid: fresh_uuid(env), seqno: file.high });
@@ -124,6 +130,9 @@ impl Bucket {
                 purge: file.purge,
                 tombstones_on_disk: file.tombstones > 0,
                 live: Some(file.alive.saturating_sub(file.on_disk_prepares)),
+                completed: file.completed,
+                high_prepared: file.high_prepared,
+                open_snapshot: file.open_snapshot,
             });
         }
         let vbuckets = (0u16..).zip(begins).map(|(id, begin)| {
@@ -135,6 +144,9 @@ impl Bucket {
                 purge: Seqno(0),
                 tombstones_on_disk: false,
                 live: None,
+                completed: Seqno(0),
+                high_prepared: Seqno(0),
+                open_snapshot: None,
             });
             let counted = (Arc::clone(&bytes), Arc::clone(&backlog_bytes));
             VBucket::new(VbId(id), seed, full_eviction, counted, Arc::clone(&followers), begin)
@@ -156,6 +168,7 @@ impl Bucket {
             stopped: AtomicBool::new(false),
             pressure: Pressure::default(),
             armed: Mutex::ranked(Rank::Durability, BTreeSet::new()),
+            record_waiters: RecordWaiters::default(),
             tasks: OnceLock::new(),
             warm_up: WarmUp::default(),
             store,
@@ -199,6 +212,7 @@ impl Bucket {
         for vb in &self.vbuckets {
             vb.take_waiting().tell(why);
         }
+        self.record_waiters.cancel();
     }
 
     pub fn name(&self) -> &str {
@@ -322,8 +336,7 @@ impl Bucket {
         self.counters.expired.add(expired);
         if appended_bytes > 0 {
             let waits_for_disk = prepared.is_some_and(|prepared| prepared.level > Level::Majority);
-            self.store.changed(vb.id, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
-            vb.bells.ring(vb.id);
+            self.changed(vb, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
         }
         if let Some(Prepared { level, arm }) = prepared {
             // What waits for the disk is looked at when a mark has moved; a mark that never will may have told so before.
@@ -414,28 +427,20 @@ impl Bucket {
 
     /// Whether enough nodes are there to keep a sync write.
     fn check_chain(&self, vb: &VBucket) -> Result<(), OpError> {
-        let record = vb.log.record();
-        if record.topology.is_empty() {
-            return Err(OpError::Temporary("the replication chain is not known yet".into()));
+        match vb.chance() {
+            Chance::Possible => Ok(()),
+            Chance::Impossible => Err(OpError::DurabilityImpossible),
+            Chance::Unknown => Err(OpError::Temporary("the replication chain is not known yet".into())),
         }
-        for chain in &record.topology {
-            let majority = chain.len() / 2 + 1;
-            let nodes = chain.iter().flatten().count();
-            // Replication to other nodes does not exist yet, so only a chain this node is a majority of can be kept.
-            if chain.len() > 3 || nodes < majority || majority > 1 {
-                return Err(OpError::DurabilityImpossible);
-            }
-        }
-        Ok(())
     }
 
-    fn refuse_for_memory(&self) {
+    pub(crate) fn refuse_for_memory(&self) {
         self.counters.refused_memory.add(1);
         self.give_memory_back();
     }
 
     /// Wakes the pager. It is not woken again for nothing: only once it has made room, or more can leave.
-    fn give_memory_back(&self) {
+    pub(crate) fn give_memory_back(&self) {
         if !self.pressure.is_exhausted.load(SeqCst)
             && !self.pressure.is_paging.swap(true, SeqCst)
             && let Some(tasks) = self.tasks.get()
@@ -463,7 +468,7 @@ impl Bucket {
     }
 
     /// From here on writes are put off.
-    fn refuse_mark(&self) -> u64 {
+    pub(crate) fn refuse_mark(&self) -> u64 {
         percent(self.quota_bytes(), self.options.memory_refuse_percent)
     }
 
@@ -472,13 +477,21 @@ impl Bucket {
         self.memory_used() > self.high_mark()
     }
 
+    /// The vBucket's log or record has something new: for the disk, and for whoever follows. Call without locks.
+    pub(crate) fn changed(&self, vb: &VBucket, urgency: Urgency) {
+        self.store.changed(vb.id, urgency);
+        vb.bells.ring(vb.id);
+    }
+
     pub(crate) fn settle(&self, vb: &VBucket) {
         let settled = vb.settle(self.env.clock.monotonic());
         if settled.appended_bytes > 0 {
             self.counters.commits.add(settled.committed);
             self.counters.aborts.add(settled.aborted);
-            self.store.changed(vb.id, Urgency::Normal);
-            vb.bells.ring(vb.id);
+            self.changed(vb, Urgency::Normal);
+        }
+        if let Some(nudge) = settled.has_acked {
+            nudge.high_prepared_moved(vb.id);
         }
         self.arm(vb, settled.arm);
     }
@@ -499,55 +512,10 @@ impl Bucket {
             self.give_memory_back();
         }
         self.settle(vb);
-    }
-
-    pub fn vb_state(&self, vb: VbId) -> Option<VbState> {
-        self.vb(vb).ok().map(VBucket::state)
-    }
-
-    /// Puts a vBucket in a state. A topology of `None` stays as it was. Sync writes under way on a vBucket that stops being
-    /// active have an unknown outcome; those it finds when it becomes active again are completed.
-    pub fn set_vb_state(
-        &self,
-        vb: VbId,
-        state: VbState,
-        topology: Option<Vec<Vec<Option<String>>>>,
-    ) -> Result<(), OpError> {
-        let vb = self.vb(vb)?;
-        let given_up = {
-            // The queue changes together with the state, so that no write slips in between.
-            let mut current = vb.state.write();
-            let mut record = (*vb.log.record()).clone();
-            record.state = state;
-            if let Some(topology) = topology {
-                record.topology = topology;
-            }
-            let (was_active, is_active) = (*current == VbState::Active, state == VbState::Active);
-            if is_active && !was_active {
-                let entry = FailoverEntry { uuid: fresh_uuid(&self.env), seqno: vb.log.marks.high() };
-                record.failover.begin(entry);
-                vb.set_uuid(entry.uuid);
-                vb.retrack();
-            }
-            vb.log.set_record(record);
-            *current = state;
-            if was_active && !is_active { vb.take_waiting() } else { GivenUp::default() }
-        };
-        given_up.tell("the vBucket is no longer active here");
-        self.store.changed(vb.id, Urgency::Durable);
-        vb.bells.ring(vb.id);
-        self.settle(vb);
-        Ok(())
-    }
-
-    /// The histories of a vBucket, newest first.
-    pub fn failover_log(&self, vb: VbId) -> Result<Vec<FailoverEntry>, OpError> {
-        Ok(self.vb(vb)?.log.record().failover.newest_first().to_vec())
-    }
-
-    /// The uuid of a vBucket's current history.
-    pub fn vb_uuid(&self, vb: VbId) -> Option<VbUuid> {
-        self.vb(vb).ok().map(VBucket::uuid)
+        self.answer_record_waiters(vb);
+        if vb.live_is_rough.load(Relaxed) {
+            self.count_anew(vb);
+        }
     }
 
     /// Answers once everything up to `seqno` is on disk, or after 30 s with `Temporary`.
@@ -703,13 +671,13 @@ fn percent(bytes: u64, percent: u8) -> u64 {
     bytes / 100 * u64::from(percent)
 }
 
-fn fresh_uuid(env: &Env) -> VbUuid {
+pub(crate) fn fresh_uuid(env: &Env) -> VbUuid {
     VbUuid((env.rng.u64() >> 16).max(1))
 }
 
 fn fresh_record(env: &Env, options: &Options, replicas: u8) -> VbRecord {
     let failover = FailoverTable::new(FailoverEntry { uuid: fresh_uuid(env), seqno: Seqno(0) });
-    VbRecord { state: VbState::Active, failover, topology: vec![chain(options, replicas)] }
+    VbRecord { topology: vec![chain(options, replicas)], ..VbRecord::new(VbState::Active, failover) }
 }
 
 /// The replication chain of a lone node: itself, and nobody where replicas should be.

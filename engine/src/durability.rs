@@ -10,7 +10,9 @@ use std::time::Duration;
 use changelog::Watermarks;
 use types::{Level, Seqno};
 
+use crate::chain::Chains;
 use crate::op::{Mutated, OpError, OpResult, Reply, Waiter};
+use crate::passive::Passive;
 
 /// What the client of a sync write is told once it is committed.
 pub(crate) enum Answer {
@@ -35,7 +37,7 @@ pub(crate) struct SyncWrite {
     pub level: Level,
     /// The id bytes.
     pub key: Box<[u8]>,
-    /// On the monotonic clock. `None`: inherited from before a restart, never given up.
+    /// On the monotonic clock. `None`: inherited from before a restart or from another node, never given up.
     pub deadline: Option<Duration>,
     /// Who to tell: nobody, if inherited.
     pub client: Option<Client>,
@@ -50,7 +52,8 @@ pub(crate) struct Client {
 /// What to do with the write at the front.
 pub(crate) enum Verdict {
     Commit(SyncWrite),
-    Abort(SyncWrite),
+    /// Says why it came to nothing.
+    Abort(SyncWrite, &'static str),
     /// Nobody can know: the disk's content is in doubt.
     Ambiguous(SyncWrite),
 }
@@ -73,6 +76,12 @@ pub(crate) struct Tracker {
     seqno_waiters: Vec<SeqnoWaiter>,
     /// When the bucket's timer will look here, if it will.
     armed_at: Option<Duration>,
+    /// Who else must have a write; `None`: this node alone decides.
+    pub chains: Option<Box<Chains>>,
+    /// The chains cannot make anything durable: who waits is told, unless the outcome may be known elsewhere.
+    pub is_impossible: bool,
+    /// Of a vBucket that is not active.
+    pub passive: Option<Box<Passive>>,
     /// High and last completed prepare, for the statistics.
     pub high_prepared: Seqno,
     pub completed: Seqno,
@@ -100,14 +109,18 @@ impl Tracker {
         let verdict = self.queue.front().and_then(|head| {
             // Before the poison: what was published as durable before it is.
             let on_disk = marks.durable() >= head.seqno;
-            let make: fn(SyncWrite) -> Verdict = if on_disk {
-                Verdict::Commit
-            } else if marks.poisoned().is_some() {
+            let has_all = || match &self.chains {
+                None => on_disk || head.level == Level::Majority,
+                Some(chains) => chains.is_satisfied(head.seqno, head.level, on_disk),
+            };
+            let make: fn(SyncWrite) -> Verdict = if !on_disk && marks.poisoned().is_some() {
                 Verdict::Ambiguous
-            } else if head.level == Level::Majority {
+            } else if has_all() {
                 Verdict::Commit
             } else if head.deadline.is_some_and(|deadline| deadline <= now) {
-                Verdict::Abort
+                |write| Verdict::Abort(write, "not durable within its time-out")
+            } else if self.is_impossible && head.deadline.is_some() {
+                |write| Verdict::Abort(write, "too few nodes are left in the replication chain")
             } else {
                 return None;
             };
@@ -162,6 +175,19 @@ impl Tracker {
         }
         self.armed_at = Some(first);
         Some(first)
+    }
+
+    /// The high prepared and the high completed seqno.
+    pub fn prepared_marks(&self) -> (Seqno, Seqno) {
+        match &self.passive {
+            Some(passive) => (passive.high_prepared, passive.completed),
+            None => (self.high_prepared, self.completed),
+        }
+    }
+
+    /// The oldest prepare under way.
+    pub fn oldest(&self) -> Option<&SyncWrite> {
+        self.queue.front()
     }
 
     /// The timer has looked.

@@ -15,6 +15,7 @@
 
 mod bell;
 mod bucket;
+mod chain;
 mod counters;
 mod durability;
 mod engine;
@@ -25,6 +26,9 @@ pub mod op;
 mod ops;
 mod owned;
 mod pager;
+mod passive;
+mod replica;
+mod roles;
 mod stats;
 mod terms;
 mod value;
@@ -33,6 +37,7 @@ mod warm_up;
 
 pub use bell::Bell;
 pub use bucket::Bucket;
+pub use chain::{CHAIN_NODES_MAX, Topology};
 pub use counters::{Count, Counters, METRICS};
 pub use engine::{Engine, Options};
 pub use expiry::RELATIVE_MAX_S;
@@ -40,6 +45,9 @@ pub use op::{
     Body, Delta, End, Mailbox, Mutated, Op, OpError, OpResult, Outcome, Reply, Request, Requirement, StoreMode,
     SubdocLookup, SubdocMutate, SubdocResult, Ticket, Waiter, WithMeta, WithMetaMode,
 };
+pub use passive::AckNudge;
+pub use replica::{ApplyError, Change, Given, ResumePoint, SnapshotMarker};
+pub use roles::Role;
 pub use stats::{KeyState, MemoryParts, ObserveSeqno, Observed};
 pub use value::{SYSTEM_XATTR_BYTES_MAX, VALUE_BYTES_MAX};
 pub use vbucket::VBucket;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use types::{Cas, DocKey, Item, Level, Seqno, VbId, VbState, VbUuid, allocated};
+use types::{Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid, allocated};
 
 use crate::bucket::Bucket;
 use crate::expiry;
@@ -151,7 +151,7 @@ impl Bucket {
             "vbucket-details" => one_vb(Bucket::vbucket_details),
             "vbucket-seqno" => one_vb(|_, vb, out| vbucket_seqno(vb, out)),
             "failovers" => one_vb(|_, vb, out| failovers(vb, out)),
-            "durability-monitor" | "vbucket-durability-state" => one_vb(|_, vb, out| durability(vb, out)),
+            "durability-monitor" | "vbucket-durability-state" => one_vb(Bucket::durability),
             "checkpoint" => one_vb(|_, vb, out| checkpoint(vb, out)),
             "hash" => one_vb(|_, vb, out| hash(vb, out)),
             "memory" => Some(self.memory()),
@@ -238,6 +238,38 @@ impl Bucket {
         };
         let chains: Vec<String> = record.topology.iter().map(chain).collect();
         put("topology", format!("[{}]", chains.join(",")));
+    }
+
+    fn durability(&self, vb: &VBucket, out: &mut Lines) {
+        let id = vb.id;
+        let (high_prepared, completed) = vb.prepared_marks();
+        let mut put = |name: &str, value: String| out.push((format!("vb_{id}:{name}"), value));
+        put("state", vb.state().name().to_owned());
+        put("num_tracked", vb.sync_writes().to_string());
+        put("high_prepared_seqno", high_prepared.to_string());
+        put("high_completed_seqno", completed.to_string());
+        put("oldest_prepare_ms", self.oldest_prepare_ms(vb).unwrap_or(0).to_string());
+        let waiting = vb.waiting.lock();
+        let Some(tracker) = waiting.as_deref() else { return };
+        if let Some(passive) = &tracker.passive {
+            put("num_not_acked", passive.unsaid().to_string());
+        }
+        for (node, prepared) in tracker.chains.iter().flat_map(|chains| chains.marks()) {
+            put(&format!("replication_chain:{node}:high_prepared_seqno"), prepared.to_string());
+            put(&format!("replication_chain:{node}:behind"), high_prepared.0.saturating_sub(prepared.0).to_string());
+        }
+    }
+
+    /// How long ago the oldest prepare under way was made, by the clock that its CAS tells.
+    fn oldest_prepare_ms(&self, vb: &VBucket) -> Option<u64> {
+        let (seqno, key) = {
+            let waiting = vb.waiting.lock();
+            let oldest = waiting.as_deref()?.oldest()?;
+            (oldest.seqno, KeyBuf::copy_of(DocKey::parse(&oldest.key).expect("taken from an item")))
+        };
+        let slot = vb.table.lock(key.as_key());
+        let cas = slot.prepare().filter(|prepare| prepare.seqno() == seqno)?.meta().cas;
+        Some(self.env.clock.unix_ns().saturating_sub(cas.0) / 1_000_000)
     }
 
     fn resident_items(&self) -> u64 {
@@ -424,18 +456,6 @@ fn failovers(vb: &VBucket, out: &mut Lines) {
         out.push((format!("vb_{id}:{n}:id"), entry.uuid.to_string()));
         out.push((format!("vb_{id}:{n}:seq"), entry.seqno.to_string()));
     }
-}
-
-fn durability(vb: &VBucket, out: &mut Lines) {
-    let id = vb.id;
-    let (pending, high_prepared, completed) = match vb.waiting.lock().as_deref() {
-        Some(tracker) => (tracker.len(), tracker.high_prepared, tracker.completed),
-        None => (0, Seqno(0), Seqno(0)),
-    };
-    out.push((format!("vb_{id}:state"), vb.state().name().to_owned()));
-    out.push((format!("vb_{id}:num_tracked"), pending.to_string()));
-    out.push((format!("vb_{id}:high_prepared_seqno"), high_prepared.to_string()));
-    out.push((format!("vb_{id}:high_completed_seqno"), completed.to_string()));
 }
 
 fn checkpoint(vb: &VBucket, out: &mut Lines) {

@@ -3,17 +3,19 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64};
 use std::time::Duration;
 
-use changelog::{Allowance, Changelog, VbRecord};
+use changelog::{Allowance, Changelog, Snapshot, VbRecord};
 use types::rank::{Mutex, Rank, RwLock};
 use types::{Datatype, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
 use crate::bell::{Bell, Bells};
+use crate::chain::{Chains, Chance};
 use crate::durability::{SyncWrite, Tracker, Verdict};
 use crate::hash_table::{Footprint, HashSeed, HashTable, Locked};
 use crate::op::{OpError, OpResult, Waiter};
+use crate::passive::{AckNudge, Passive};
 
 /// One vBucket.
 ///
@@ -39,7 +41,11 @@ pub struct VBucket {
     tombstones_on_disk: AtomicBool,
     /// Live documents, wherever they are.
     live: AtomicI64,
-    /// Prepares up to here are from before the restart: they may have been acknowledged.
+    /// Something was put whose last version may have been in the file only: `live` may be too high until it is counted anew.
+    pub(crate) live_is_rough: AtomicBool,
+    /// A [`Chance`]: of sync writes, as the topology is.
+    chance: AtomicU8,
+    /// Prepares up to here are from before a restart or another node's: they may have been acknowledged.
     inherited_upto: AtomicU64,
     pub purge: Seqno,
     pub(crate) waiting: Mutex<Option<Box<Tracker>>>,
@@ -56,6 +62,11 @@ pub(crate) struct Beginning {
     pub tombstones_on_disk: bool,
     /// Live documents of the file, if there is one.
     pub live: Option<u64>,
+    /// The highest prepare that is committed or aborted, and the highest that this vBucket may say it has.
+    pub completed: Seqno,
+    pub high_prepared: Seqno,
+    /// In the middle of which the file ends.
+    pub open_snapshot: Option<Snapshot>,
 }
 
 impl VBucket {
@@ -68,23 +79,57 @@ impl VBucket {
         begin: Beginning,
     ) -> VBucket {
         let (state, uuid) = (begin.record.state, begin.record.failover.current().uuid);
-        let log = Changelog::new(begin.high, begin.max_cas, begin.record);
-        VBucket {
+        let topology = begin.record.topology.clone();
+        let has_prepared = begin.high_prepared > Seqno(0);
+        let log = Changelog::new(begin.high, begin.max_cas, begin.record).counted(Arc::clone(&backlog_bytes));
+        let log = log.allowing(followers);
+        if let Some(open) = begin.open_snapshot.filter(|_| state != VbState::Active) {
+            log.resume_snapshot(open);
+        }
+        let vb = VBucket {
             id,
             state: RwLock::ranked(Rank::VBucketState, state),
-            table: HashTable::new(seed, full_eviction, bucket_bytes, Arc::clone(&backlog_bytes)),
-            log: Arc::new(log.counted(backlog_bytes).allowing(followers)),
+            table: HashTable::new(seed, full_eviction, bucket_bytes, backlog_bytes),
+            log: Arc::new(log),
             uuid: AtomicU64::new(uuid.0),
             max_deleted_rev: AtomicU64::new(begin.max_deleted_rev.0),
             tombstones_on_disk: AtomicBool::new(begin.tombstones_on_disk),
             full_eviction,
             is_loaded: AtomicBool::new(begin.live.is_none()),
             live: AtomicI64::new(begin.live.unwrap_or(0) as i64),
+            live_is_rough: AtomicBool::new(false),
+            chance: AtomicU8::new(0),
             inherited_upto: AtomicU64::new(0),
             purge: begin.purge,
             waiting: Mutex::ranked(Rank::Durability, None),
             bells: Bells::new(),
+        };
+        if has_prepared {
+            let mut waiting = vb.waiting.lock();
+            let tracker = waiting.get_or_insert_default();
+            (tracker.high_prepared, tracker.completed) = (begin.high_prepared, begin.completed);
         }
+        vb.set_topology(&topology);
+        vb
+    }
+
+    /// From here on sync writes are held to these chains. What replicas said before still counts.
+    pub(crate) fn set_topology(&self, topology: &[Vec<Option<String>>]) {
+        let chance = Chance::of(topology);
+        self.chance.store(chance as u8, Relaxed);
+        let mut waiting = self.waiting.lock();
+        let before = waiting.as_deref().and_then(|tracker| tracker.chains.as_deref());
+        let chains = Chains::of(topology, before).map(Box::new);
+        if waiting.is_some() || chains.is_some() {
+            let tracker = waiting.get_or_insert_default();
+            tracker.chains = chains;
+            tracker.is_impossible = chance == Chance::Impossible;
+        }
+    }
+
+    /// Whether a sync write can be made durable as the chains are.
+    pub(crate) fn chance(&self) -> Chance {
+        Chance::from_bits(self.chance.load(Relaxed))
     }
 
     /// From here on `bell` rings after every change of the log or of its record.
@@ -146,6 +191,10 @@ impl VBucket {
         self.live.load(Relaxed).max(0) as u64
     }
 
+    pub(crate) fn set_live(&self, live: u64) {
+        self.live.store(live as i64, Relaxed);
+    }
+
     /// A document has changed.
     pub(crate) fn put(&self, slot: &mut Locked<'_>, item: Item) {
         let was_live = slot.committed().is_some_and(|old| !old.is_deleted());
@@ -169,21 +218,49 @@ impl VBucket {
         prepare.seqno().0 <= self.inherited_upto.load(Relaxed)
     }
 
-    /// Puts the prepares found in memory back into the queue, after a restart or a change of role. They wait for ever.
-    pub(crate) fn retrack(&self) {
+    /// The open prepares, in order.
+    fn prepares(&self) -> Vec<(Seqno, Level, Box<[u8]>)> {
         let mut prepares: Vec<(Seqno, Level, Box<[u8]>)> = Vec::new();
         self.table.visit_prepares(|item| {
             if let Kind::Prepare { level } = item.kind() {
                 prepares.push((item.seqno(), level, item.id().into()));
             }
         });
-        let Some(last) = prepares.iter().map(|p| p.0).max() else { return };
-        self.inherited_upto.fetch_max(last.0, Relaxed);
         prepares.sort_by_key(|p| p.0);
+        prepares
+    }
+
+    /// Puts the prepares found in memory back into the queue, after a restart or a change of role. They wait for ever.
+    pub(crate) fn retrack(&self) {
+        let prepares = self.prepares();
         let mut waiting = self.waiting.lock();
+        if let Some(tracker) = waiting.as_deref_mut()
+            && let Some(passive) = tracker.passive.take()
+        {
+            tracker.completed = tracker.completed.max(passive.completed);
+            tracker.high_prepared = tracker.high_prepared.max(passive.high_prepared);
+        }
+        let Some(last) = prepares.last().map(|p| p.0) else { return };
+        self.inherited_upto.fetch_max(last.0, Relaxed);
         let tracker = waiting.get_or_insert_default();
         for (seqno, level, key) in prepares {
             tracker.push(SyncWrite { seqno, level, key, deadline: None, client: None });
+        }
+    }
+
+    /// Begins to keep the mark that a replica tells its peer. A vBucket that was active says what it had as its own last
+    /// snapshot.
+    pub(crate) fn become_passive(&self) {
+        let prepares: Vec<_> = self.prepares().into_iter().map(|(seqno, level, _)| (seqno, level)).collect();
+        let whole = self.log.open_snapshot().map_or(Seqno(u64::MAX), |open| open.start);
+        let mut waiting = self.waiting.lock();
+        let tracker = waiting.get_or_insert_default();
+        if tracker.passive.is_none() {
+            // Of what is not known to be on disk only the prepares in memory are said again.
+            let first = prepares.first().map_or(tracker.high_prepared, |(seqno, _)| Seqno(seqno.0 - 1));
+            let high_prepared = tracker.high_prepared.min(first.max(tracker.completed));
+            let passive = Passive::resume(high_prepared, tracker.completed, &prepares, whole);
+            tracker.passive = Some(Box::new(passive));
         }
     }
 
@@ -198,6 +275,10 @@ impl VBucket {
             let due = tracker.take_seqno_waiters(&self.log.marks, now);
             if *state == VbState::Active && tracker.begin() {
                 settled.verdict = tracker.next(&self.log.marks, now);
+            } else if let Some(passive) = tracker.passive.as_deref_mut()
+                && passive.advance(self.log.marks.durable())
+            {
+                settled.has_acked = passive.nudge.clone();
             }
             settled.arm = tracker.arm();
             due
@@ -213,11 +294,11 @@ impl VBucket {
                         answers.push_back((client.waiter, Ok(reply)));
                     }
                 }
-                Verdict::Abort(write) => {
+                Verdict::Abort(write, why) => {
                     settled.appended_bytes += self.abort(&write);
                     settled.aborted += 1;
                     if let Some(client) = write.client {
-                        answers.push_back((client.waiter, Err(OpError::Ambiguous("not durable within its time-out"))));
+                        answers.push_back((client.waiter, Err(OpError::Ambiguous(why))));
                     }
                 }
                 Verdict::Ambiguous(write) => {
@@ -311,6 +392,8 @@ pub(crate) struct Settled {
     pub aborted: u64,
     /// When the timer is to look here.
     pub arm: Option<Duration>,
+    /// To be told that this replica has more.
+    pub has_acked: Option<Arc<dyn AckNudge>>,
     verdict: Option<Verdict>,
 }
 

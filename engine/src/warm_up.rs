@@ -130,8 +130,9 @@ impl Bucket {
             recovered.seqnos += file.high.0;
             recovered.tombstones += file.tombstones;
             recovered.documents += vb.live();
-            if vb.state() == VbState::Active {
-                vb.retrack();
+            match vb.state() {
+                VbState::Active => vb.retrack(),
+                _ => vb.become_passive(),
             }
         }
         if !damages.is_empty() {
@@ -147,16 +148,22 @@ impl Bucket {
 
     fn recover_prepares(&self, vb: &VBucket) -> Result<u64, StoreError> {
         let prepares = self.store.open_prepares(vb.id)?;
+        let mut count = 0;
         for prepare in &prepares {
             // What it will replace must be known when it is committed.
             let committed = self.store.fetch_now(vb.id, prepare.key())?;
             let mut slot = vb.table.lock(prepare.key());
+            // A snapshot that a replica has half of may have brought the outcome before it says so of all of them.
+            let is_decided = committed.as_ref().is_some_and(|item| item.seqno() > prepare.seqno());
             if let Some(item) = committed {
                 slot.put_committed(item, false);
             }
-            slot.put_prepare(prepare.clone());
+            if !is_decided {
+                slot.put_prepare(prepare.clone());
+                count += 1;
+            }
         }
-        Ok(prepares.len() as u64)
+        Ok(count)
     }
 
     /// Sleeps until everything is loaded, but not past `deadline` of the monotonic clock. The error is the damage met by then.

@@ -150,7 +150,7 @@ fn run(dir: &Path, way: &str, writers: usize, size: &Size) -> Run {
     };
     let bucket = store.create_bucket(spec).unwrap();
     let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(7), seqno: Seqno(0) });
-    let record = VbRecord { state: VbState::Active, failover, topology: vec![] };
+    let record = VbRecord::new(VbState::Active, failover);
     let logs: Vec<_> = (0..size.vbuckets).map(|_| Arc::new(Changelog::new(Seqno(0), Cas(0), record.clone()))).collect();
     let (mailboxes, front_ends): (Vec<_>, Vec<_>) = (0..FRONT_ENDS).map(|_| mpsc::channel()).unzip();
     let done = Arc::new(Done {

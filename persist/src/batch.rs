@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
-use changelog::{Slice, VbRecord};
-use types::{Datatype, Item, Kind, Seqno, VbState};
+use changelog::{Place, Slice, VbRecord};
+use types::{Datatype, Item, Kind, Seqno};
 
 use crate::facts::VbFacts;
 
@@ -64,6 +64,14 @@ impl Batch {
     pub fn facts_after(&self, before: &VbFacts, slice: &Slice, record: &VbRecord) -> VbFacts {
         let mut facts = before.clone();
         facts.record = record.clone();
+        let Place { open, from_disk } = slice.snapshots.at(self.last);
+        let whole = open.map_or(self.last, |open| open.start);
+        // What was decided comes out of order from a disk: only the end of it says of which prepares all is known.
+        let unordered = open.filter(|open| open.completed.is_some()).map_or(Seqno(u64::MAX), |open| open.start);
+        // A file from before this was told apart; or a prepare whose snapshot is whole only now.
+        if facts.prepared <= whole {
+            facts.high_prepared = facts.high_prepared.max(facts.prepared);
+        }
         // Duplicates count too: a prepare committed within the batch was there.
         for item in &slice.items {
             let meta = item.meta();
@@ -75,19 +83,25 @@ impl Batch {
             match item.kind() {
                 Kind::Committed { prepared } => {
                     facts.max_visible = meta.seqno;
-                    facts.completed = facts.completed.max(prepared.unwrap_or_default());
+                    facts.complete(prepared.filter(|_| meta.seqno <= unordered));
                     if meta.deleted.is_some() {
                         facts.max_deleted_rev = facts.max_deleted_rev.max(meta.rev);
                     }
                 }
-                Kind::Prepare { .. } => facts.prepared = meta.seqno,
-                Kind::Abort { prepared } => facts.completed = facts.completed.max(prepared),
+                Kind::Prepare { .. } => {
+                    facts.prepared = meta.seqno;
+                    if meta.seqno <= whole {
+                        facts.high_prepared = meta.seqno.max(facts.high_prepared);
+                    }
+                }
+                Kind::Abort { prepared } => facts.complete(Some(prepared).filter(|_| meta.seqno <= unordered)),
             }
         }
-        facts.snap_end = facts.snap_end.max(self.last);
-        if record.state == VbState::Active || facts.snap_start > self.last {
-            (facts.snap_start, facts.snap_end) = (self.last, self.last);
+        if let Some(snapshot) = from_disk {
+            facts.complete(snapshot.completed);
+            facts.high_prepared = facts.high_prepared.max(snapshot.end);
         }
+        (facts.snap_start, facts.snap_end) = open.map_or((self.last, self.last), |open| (open.start, open.end));
         facts
     }
 }

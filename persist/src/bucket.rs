@@ -4,8 +4,8 @@ use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
-use changelog::{Changelog, VbRecord};
-use couchstore::{DocInfo, Snapshot};
+use changelog::{Changelog, Snapshot, VbRecord};
+use couchstore::DocInfo;
 use parking_lot::Mutex;
 use types::rank::{Rank, RwLock};
 use types::{Cas, DocKey, Item, Kind, Meta, RevSeqno, Seqno, VbId};
@@ -48,6 +48,10 @@ pub struct RecoveredVb {
     pub completed: Seqno,
     /// The highest prepare.
     pub prepared: Seqno,
+    /// The highest prepare of a whole snapshot, or the end of a whole one from a peer's disk.
+    pub high_prepared: Seqno,
+    /// The snapshot in the middle of which a replica's file ends.
+    pub open_snapshot: Option<Snapshot>,
     /// Entries not deleted, prepares among them.
     pub alive: u64,
     /// Entries deleted, aborts among them.
@@ -125,7 +129,7 @@ impl BucketStore {
         &self,
         vb: &Vb,
         committed: &Committed,
-        file: &Snapshot,
+        file: &couchstore::Snapshot,
         options: WarmUp,
         want_value: &mut dyn FnMut(&Meta, usize) -> bool,
         each: &mut dyn FnMut(Item),
@@ -245,6 +249,12 @@ impl BucketStore {
         self.vb(vb).committed().map_or(Seqno(0), |committed| committed.purge)
     }
 
+    /// The high seqno of the vBucket's file, and how many documents in it are alive.
+    pub fn counted(&self, vb: VbId) -> Option<(Seqno, u64)> {
+        let committed = self.vb(vb).committed()?;
+        Some((committed.high, committed.alive.saturating_sub(committed.facts.on_disk_prepares)))
+    }
+
     /// A write failed for lack of space, and what is kept back for that case has not been had again since: refuse what would need more.
     pub fn disk_full(&self) -> bool {
         self.home.shared.reserve.is_full()
@@ -308,7 +318,7 @@ impl BucketStore {
 
 fn warm_item(
     vb: &Vb,
-    file: &Snapshot,
+    file: &couchstore::Snapshot,
     info: &DocInfo,
     options: WarmUp,
     completed: Seqno,
@@ -339,6 +349,8 @@ fn recovered(vb: VbId, committed: &Committed) -> RecoveredVb {
         record: facts.record.clone(),
         completed: facts.completed,
         prepared: facts.prepared,
+        high_prepared: facts.high_prepared,
+        open_snapshot: facts.open_snapshot(committed.high),
         alive: committed.alive,
         tombstones: committed.tombstones,
         on_disk_prepares: facts.on_disk_prepares,

@@ -106,6 +106,8 @@ fn write(
         out.local_put(CollectionStats::id(*collection).as_bytes(), &stats.encode()).map_err(file())?;
     }
     out.local_put(vbstate::ID, &facts.encode()).map_err(file())?;
+    // A peer may have left out what comes last.
+    out.raise_update_seq(batch.last.0).map_err(file())?;
 
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();

@@ -1,7 +1,7 @@
 //! What one commit says of its vBucket besides documents: kept in memory as of the last good commit, stored as the local
 //! document `_local/vbstate`.
 
-use changelog::{FailoverEntry, FailoverTable, VbRecord};
+use changelog::{FailoverEntry, FailoverTable, Snapshot, VbRecord};
 use couchstore::vbstate::{Failover, VbStateRecord};
 use types::{Cas, RevSeqno, Seqno, VbState, VbUuid};
 
@@ -21,6 +21,9 @@ pub(crate) struct VbFacts {
     pub completed: Seqno,
     /// The highest prepare.
     pub prepared: Seqno,
+    /// The highest prepare of a whole snapshot, or the end of a whole one from a peer's disk: what this vBucket may say that it
+    /// has.
+    pub high_prepared: Seqno,
     /// The last seqno that is neither prepare nor abort.
     pub max_visible: Seqno,
     /// The first seqno whose CAS is a hybrid clock reading.
@@ -41,6 +44,7 @@ impl VbFacts {
             max_deleted_rev: RevSeqno(0),
             completed: Seqno(0),
             prepared: Seqno(0),
+            high_prepared: Seqno(0),
             max_visible: Seqno(0),
             hlc_epoch: None,
             might_contain_xattrs: false,
@@ -49,6 +53,17 @@ impl VbFacts {
             snap_start: Seqno(0),
             snap_end: Seqno(0),
         }
+    }
+
+    /// Prepares up to `upto` are decided.
+    pub fn complete(&mut self, upto: Option<Seqno>) {
+        self.completed = self.completed.max(upto.unwrap_or_default());
+    }
+
+    /// The snapshot in the middle of which the file ends.
+    pub fn open_snapshot(&self, high: Seqno) -> Option<Snapshot> {
+        let open = Snapshot { start: self.snap_start, end: self.snap_end, completed: None };
+        (open.start < high && high < open.end).then_some(open)
     }
 
     pub fn encode(&self) -> Vec<u8> {
@@ -63,7 +78,7 @@ impl VbFacts {
             might_contain_xattrs: self.might_contain_xattrs,
             completed_seqno: self.completed.0,
             prepared_seqno: self.prepared.0,
-            high_prepared_seqno: self.prepared.0,
+            high_prepared_seqno: self.high_prepared.0,
             max_visible_seqno: Some(self.max_visible.0),
             on_disk_prepares: self.on_disk_prepares,
             on_disk_prepare_bytes: self.on_disk_prepare_bytes,
@@ -71,6 +86,7 @@ impl VbFacts {
             failover_table: Some(failover.map(|e| Failover { uuid: e.uuid.0, seqno: e.seqno.0 }).collect()),
             // One that no reader would accept must not make the file unreadable.
             replication_topology: is_storable(topology).then(|| topology.clone()),
+            rollbacks: self.record.rollbacks.into(),
             ..VbStateRecord::new(self.record.state)
         }
         .encode()
@@ -94,16 +110,18 @@ impl VbFacts {
             }
             (snap_start, snap_end) = (high, high);
         }
+        let rollbacks = u32::try_from(stored.rollbacks).map_err(|_| "vbstate: rollbacks are too many".to_owned())?;
         let (completed, prepared) = (Seqno(stored.completed_seqno), Seqno(stored.prepared_seqno));
         if completed > high || prepared > high {
             return Err(format!("vbstate: prepares {completed}, {prepared} lie beyond the high seqno {high}"));
         }
         Ok(VbFacts {
-            record: VbRecord { state: stored.state, failover, topology },
+            record: VbRecord { state: stored.state, failover, topology, rollbacks },
             max_cas: Cas(stored.max_cas),
             max_deleted_rev: RevSeqno(stored.max_deleted_seqno),
             completed,
             prepared,
+            high_prepared: Seqno(stored.high_prepared_seqno.min(high.0)),
             max_visible: stored.max_visible_seqno.map_or(high, Seqno),
             hlc_epoch: stored.hlc_epoch.map(Seqno),
             might_contain_xattrs: stored.might_contain_xattrs,
@@ -141,11 +159,13 @@ mod tests {
                         state: [VbState::Active, VbState::Replica, VbState::Pending, VbState::Dead][state],
                         failover: FailoverTable::from_entries(entries.collect()).unwrap(),
                         topology,
+                        rollbacks: n[0] as u32,
                     },
                     max_cas: Cas(n[1] << 16),
                     max_deleted_rev: RevSeqno(n[2]),
                     completed: Seqno(n[3].min(high)),
                     prepared: Seqno(n[4].min(high)),
+                    high_prepared: Seqno(n[1].min(high)),
                     max_visible: Seqno(n[5]),
                     hlc_epoch: epoch.then_some(Seqno(n[6])),
                     might_contain_xattrs: xattrs,

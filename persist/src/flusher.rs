@@ -49,6 +49,12 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     let batch = Batch::of(&slice);
     if batch.is_empty() && vb.committed().is_some_and(|c| c.facts.record == *slice.record) {
         attached.recorded.store(slice.record_version, Ordering::Release);
+        if !slice.is_empty() {
+            // Nothing to write: a peer left out everything up to here.
+            vb.publish_filed(&attached, slice.last);
+            attached.log.release(&attached.cursor, slice.last);
+            attached.nudge.marks_moved(vb.id);
+        }
         end(vb, &attached, &slice);
         return Outcome::Done;
     }
@@ -80,15 +86,19 @@ fn what_to_flush(vb: &Vb, attached: &Attached, is_logged: bool) -> Option<Slice>
             slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno());
         }
         vb.gate.pass(slice.items.len());
-        return (!slice.items.is_empty() || vb.wants_record(attached)).then_some(slice);
+        return (!slice.is_empty() || vb.wants_record(attached)).then_some(slice);
     }
     let count = slice.items.partition_point(|item| item.seqno() <= durable);
-    slice.items.truncate(count.min(room));
+    slice.last = if slice.items.len() > count.min(room) {
+        slice.items.truncate(count.min(room));
+        slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno())
+    } else {
+        slice.last.min(durable)
+    };
     vb.gate.pass(slice.items.len());
-    slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno());
     (slice.record_version, slice.record) = attached.records.lock().logged()?;
     let is_new = attached.recorded.load(Ordering::Acquire) != slice.record_version;
-    (!slice.items.is_empty() || is_new).then_some(slice)
+    (!slice.is_empty() || is_new).then_some(slice)
 }
 
 fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed: Committed) {

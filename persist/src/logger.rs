@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use changelog::VbRecord;
-use commit_log::{Key, Log, LogError, Mark, Observer, Submission, Synced};
+use commit_log::{Key, Log, LogError, Mark, Observer, Past, Submission, Synced};
 use types::rank::{Mutex, Rank, RwLock};
 use types::{BucketUuid, Seqno};
 
@@ -180,19 +180,23 @@ impl Logger {
             let with_record = submitted != Some(slice.record_version);
             // As for a file: a record that was never changed waits for the first change.
             let is_worth = slice.record_version > 0 || vb.committed().is_some();
-            if slice.items.is_empty() && !(with_record && is_worth) {
+            if slice.is_empty() && !(with_record && is_worth) {
                 return;
             }
             if with_record {
                 let record = (slice.record_version, Arc::clone(&slice.record));
                 attached.records.lock().submitted.push_back(record);
             }
+            let rollbacks = slice.record.rollbacks;
+            let after = Seqno(slice.from.0 - 1);
+            let past = Past { rollbacks, after, snapshots: &slice.snapshots };
             let submission = Submission {
                 bucket: vb.home.uuid,
                 vb: vb.id,
                 items: &slice.items,
                 last: slice.last,
                 record: with_record.then_some((&*slice.record, slice.record_version)),
+                past: (slice.is_given || rollbacks > 0).then_some(past),
             };
             match log.submit(&submission) {
                 Ok(()) => {
@@ -236,9 +240,10 @@ impl Logger {
 
     /// The vBucket's file holds everything up to here.
     pub fn filed(&self, vb: &Arc<Vb>, seqno: Seqno, record_version: u64) {
+        let rollbacks = vb.committed().map_or(0, |committed| committed.facts.record.rollbacks);
         let Some(log) = self.log() else { return };
         let key = Key { bucket: vb.home.uuid, vb: vb.id };
-        log.release(key, Mark { seqno, record_version });
+        log.release(key, Mark { seqno, record_version, rollbacks });
     }
 
     /// Whether the oldest segment should be filed now, so that the log keeps room.
@@ -287,7 +292,7 @@ impl Logger {
             if let Some(version) = synced.record_version {
                 attached.records.lock().became_durable(version);
             }
-            if vb.publish_durable(&attached, synced.seqno) {
+            if vb.publish_durable(&attached, synced.seqno, synced.rollbacks) {
                 moved.push((vb, attached));
             }
         }

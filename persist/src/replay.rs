@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use changelog::{FailoverEntry, FailoverTable, Slice, VbRecord};
+use changelog::{FailoverEntry, FailoverTable, Place, Slice, Snapshots, VbRecord};
 use commit_log::{Key, Log, LogError, Mark, Replayed};
 use env::Storage;
 use scheduler::Pools;
@@ -30,23 +30,30 @@ struct Ahead {
     items: Vec<Item>,
     record: Option<VbRecord>,
     last: Seqno,
+    /// Where among a replica's snapshots the items end.
+    place: Place,
+    /// From and up to where a peer may have left out seqnos.
+    loose: Vec<(Seqno, Seqno)>,
 }
 
 /// What the log said.
 #[derive(Default)]
 struct Gathered {
     ahead: HashMap<Key, Ahead>,
-    marks: HashMap<Key, Seqno>,
+    marks: HashMap<Key, Mark>,
     items: u64,
 }
 
 impl Gathered {
-    /// `high` is where the vBucket's file ends; `None`: there is no such vBucket.
-    fn take(&mut self, replayed: Replayed, high: Option<Seqno>) {
+    /// `file` is where the vBucket's file ends, and how often it was rolled back; `None`: there is no such vBucket.
+    fn take(&mut self, replayed: Replayed, file: Option<(Seqno, u32)>) {
         let key = Key { bucket: replayed.bucket, vb: replayed.vb };
-        let mark = self.marks.entry(key).or_default();
-        *mark = replayed.last.max(*mark);
-        let Some(high) = high else { return };
+        self.marks.entry(key).or_default().rise(replayed.mark());
+        let Some((high, rollbacks)) = file else { return };
+        if replayed.rollbacks() < rollbacks {
+            return;
+        }
+        let past = replayed.past;
         self.items += replayed.items.len() as u64;
         let record = replayed.record.filter(|_| replayed.last >= high);
         let mut items = replayed.items.into_iter().filter(|item| item.seqno() > high).peekable();
@@ -60,6 +67,11 @@ impl Gathered {
             // Written again after the file went back to an earlier commit: the later history counts.
             ahead.items.retain(|item| item.seqno() < first);
         }
+        if let Some(past) = past {
+            ahead.loose.push((past.after, replayed.last));
+        }
+        let place = past.map(|past| past.place).unwrap_or_default();
+        ahead.place = Place { open: place.open, from_disk: place.from_disk.or(ahead.place.from_disk) };
         ahead.items.extend(items);
         ahead.last = replayed.last;
         ahead.record = record.or(ahead.record.take());
@@ -93,7 +105,10 @@ pub(crate) fn open_log(
 
     let began = shared.env.clock.monotonic();
     let find = |key: Key| vbs.get(&key.bucket)?.get(usize::from(key.vb.0));
-    let high = |key: Key| Some(find(key)?.committed().map_or(Seqno(0), |committed| committed.high));
+    let file_of = |key: Key| {
+        let committed = find(key)?.committed();
+        Some(committed.map_or((Seqno(0), 0), |committed| (committed.high, committed.facts.record.rollbacks)))
+    };
     let mut gathered = Gathered::default();
     let mut strangers = HashSet::new();
     let mut take = |replayed: Replayed| {
@@ -101,7 +116,7 @@ pub(crate) fn open_log(
         if !vbs.contains_key(&key.bucket) {
             strangers.insert(key.bucket);
         }
-        gathered.take(replayed, high(key));
+        gathered.take(replayed, file_of(key));
     };
     let log = match Log::open(&shared.env, &dir, log_options.clone(), &mut take) {
         Ok(log) => Some(log),
@@ -138,7 +153,7 @@ pub(crate) fn open_log(
     let is_wanted = options.is_some();
     if let Some(log) = log.as_ref().filter(|_| is_wanted && damages.is_empty()) {
         strangers.into_iter().for_each(|bucket| log.forget(bucket));
-        marks.into_iter().for_each(|(key, seqno)| log.release(key, Mark { seqno, record_version: 0 }));
+        marks.into_iter().for_each(|(key, mark)| log.release(key, mark));
         return Ok(Some(Arc::clone(log)));
     }
     // What was given up must not come back, and a log that is not used must not grow old.
@@ -172,8 +187,11 @@ fn has_segments(storage: &dyn Storage, dir: &Path) -> Result<bool, StoreError> {
 fn gap(vb: &Vb, ahead: &Ahead, log_dir: &Path) -> Option<Damage> {
     let mut before = vb.committed().map_or(Seqno(0), |committed| committed.high);
     let file_ends = before;
+    let mut loose = ahead.loose.iter().peekable();
     for item in &ahead.items {
-        if item.seqno() != before.next() {
+        while loose.next_if(|(_, upto)| *upto < item.seqno()).is_some() {}
+        let may_miss = loose.peek().is_some_and(|(after, _)| *after <= before);
+        if item.seqno() != before.next() && !may_miss {
             let what = format!(
                 "the file of vBucket {} of bucket \"{}\" ends at seqno {file_ends}, but the commit log goes on with seqno {}",
                 vb.id,
@@ -195,14 +213,17 @@ fn file(vb: &Arc<Vb>, ahead: &Ahead) -> Result<(), StoreError> {
     let fresh = || {
         let uuid = VbUuid((vb.home.shared.env.rng.u64() >> 16).max(1));
         let failover = FailoverTable::new(FailoverEntry { uuid, seqno: Seqno(0) });
-        VbRecord { state: VbState::Active, failover, topology: Vec::new() }
+        VbRecord::new(VbState::Active, failover)
     };
     let items = with_values(vb, &ahead.items)?;
     let slice = Slice {
+        from: high.next(),
         items,
         last: ahead.items.last().map_or(high, |item| item.seqno()),
         record: Arc::new(record.unwrap_or_else(fresh)),
         record_version: 0,
+        snapshots: Snapshots::from(ahead.place),
+        is_given: true,
     };
     let batch = Batch::of(&slice);
     if batch.is_empty() && vb.committed().is_some_and(|committed| committed.facts.record == *slice.record) {

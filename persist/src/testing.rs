@@ -6,7 +6,7 @@ use types::{Datatype, Item, KeyBuf, Kind, Meta, RevSeqno, Seqno, VbState, VbUuid
 
 pub fn record() -> VbRecord {
     let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(77), seqno: Seqno(0) });
-    VbRecord { state: VbState::Active, failover, topology: vec![] }
+    VbRecord::new(VbState::Active, failover)
 }
 
 pub fn change(log: &Changelog, clock: &dyn Clock, key: &str, kind: Kind, value: Option<&[u8]>) -> Item {

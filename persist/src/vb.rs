@@ -193,12 +193,14 @@ impl Vb {
     }
 
     /// Publishes what the commit log made durable. False: the marks do not move any more.
-    pub fn publish_durable(&self, attached: &Attached, seqno: Seqno) -> bool {
-        let _state = self.state.lock();
+    pub fn publish_durable(&self, attached: &Attached, seqno: Seqno, rollbacks: u32) -> bool {
+        let state = self.state.lock();
         let marks = &attached.log.marks;
         let moves = marks.poisoned().is_none();
-        // A flush that needs no log any more may have overtaken the last sync of the log.
-        if moves && marks.durable() < seqno {
+        // What was handed to the log before a rollback is void. A flush that needs no log any more may have overtaken the
+        // last sync of the log.
+        let is_void = state.committed.as_ref().is_some_and(|committed| committed.facts.record.rollbacks > rollbacks);
+        if moves && !is_void && marks.durable() < seqno {
             marks.publish_durable(seqno);
         }
         moves

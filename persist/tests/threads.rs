@@ -47,7 +47,7 @@ fn attach(bucket: &BucketStore, told: &Arc<Told>) -> Vec<Arc<Changelog>> {
     let recovered: BTreeMap<_, _> = bucket.recovered().into_iter().map(|r| (r.vb, r)).collect();
     let logs = (0..VBS).map(|vb| {
         let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(7), seqno: Seqno(0) });
-        let fresh = VbRecord { state: VbState::Active, failover, topology: vec![] };
+        let fresh = VbRecord::new(VbState::Active, failover);
         let log = match recovered.get(&VbId(vb)) {
             Some(r) => Changelog::new(r.high, r.max_cas, r.record.clone()),
             None => Changelog::new(Seqno(0), Cas(0), fresh),

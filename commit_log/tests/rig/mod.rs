@@ -38,7 +38,8 @@ pub fn item(seqno: u64, life: u64, value_bytes: usize) -> Item {
 
 pub fn vb_record(state: VbState, uuid: u64) -> VbRecord {
     let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(uuid), seqno: Seqno(0) });
-    VbRecord { state, failover, topology: vec![vec![Some("node-1".to_owned()), None]] }
+    let topology = vec![vec![Some("node-1".to_owned()), None]];
+    VbRecord { topology, ..VbRecord::new(state, failover) }
 }
 
 /// Remembers what it was told.
@@ -140,6 +141,7 @@ impl World {
             items: &items,
             last: Seqno(high + count),
             record: with_record.then_some((&record, version)),
+            past: None,
         })?;
         for seqno in high + 1..=high + count {
             vb.items.insert(seqno, (life, value_bytes));
@@ -173,7 +175,7 @@ impl World {
         let Some(vb) = self.truth.vbs.get_mut(&(key.bucket.0, key.vb.0)) else { return };
         vb.filed = vb.filed.max(vb.durable);
         vb.record_filed = vb.record_filed.max(vb.record_durable);
-        self.log.release(key, Mark { seqno: Seqno(vb.filed), record_version: vb.record_filed });
+        self.log.release(key, Mark { seqno: Seqno(vb.filed), record_version: vb.record_filed, rollbacks: 0 });
     }
 
     /// Files whatever holds the oldest segment.

@@ -247,7 +247,10 @@ impl Run<'_> {
     /// Reads wait for the outcome of what may already have been acknowledged.
     pub fn check_readable(&self) -> Result<(), OpError> {
         match self.slot.prepare() {
-            Some(prepare) if self.vb.is_inherited(prepare) => Err(OpError::ReCommitInProgress),
+            // A replica shows what is committed, whatever comes of it.
+            Some(prepare) if self.state == VbState::Active && self.vb.is_inherited(prepare) => {
+                Err(OpError::ReCommitInProgress)
+            }
             _ => Ok(()),
         }
     }

@@ -1,6 +1,8 @@
 //! An engine on a simulated disk and clock, driven step by step; the only place where tests touch the API.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod link;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;

@@ -46,7 +46,7 @@ pub fn file(vb: u16, rev: u64) -> PathBuf {
 
 pub fn record(state: VbState) -> VbRecord {
     let failover = FailoverTable::new(FailoverEntry { uuid: VbUuid(77), seqno: Seqno(0) });
-    VbRecord { state, failover, topology: vec![] }
+    VbRecord::new(state, failover)
 }
 
 /// How the store works in a test.
