@@ -28,6 +28,7 @@ mod pager;
 mod passive;
 mod replica;
 mod roles;
+mod rollback;
 mod stats;
 mod terms;
 mod value;
@@ -46,6 +47,7 @@ pub use op::{
 pub use passive::AckNudge;
 pub use replica::{ApplyError, Change, Given, ResumePoint, SnapshotMarker};
 pub use roles::Role;
+pub use rollback::RolledBack;
 pub use stats::{KeyState, MemoryParts, ObserveSeqno, Observed};
 pub use value::{SYSTEM_XATTR_BYTES_MAX, VALUE_BYTES_MAX};
 pub use vbucket::VBucket;
