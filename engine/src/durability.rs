@@ -188,9 +188,9 @@ impl Tracker {
         }
     }
 
-    /// The oldest prepare under way.
-    pub fn oldest(&self) -> Option<&SyncWrite> {
-        self.queue.front()
+    /// The prepares under way, oldest first.
+    pub fn writes(&self) -> impl Iterator<Item = &SyncWrite> {
+        self.queue.iter()
     }
 
     /// The timer has looked.

@@ -20,6 +20,8 @@ mod durability;
 mod engine;
 mod expiry;
 mod hash_table;
+#[cfg(test)]
+mod histories;
 mod key_filter;
 pub mod op;
 mod ops;
