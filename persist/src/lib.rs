@@ -27,6 +27,7 @@ mod queue;
 mod recovery;
 mod replay;
 mod reserve;
+mod rollback;
 mod shared;
 mod spec;
 pub mod stats;
