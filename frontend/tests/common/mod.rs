@@ -146,6 +146,13 @@ impl Server {
         self.pools.spawn(PoolKind::Cpu, Arc::new(Nudge)).wake_at(Duration::ZERO);
     }
 
+    /// How often a worker was told to look at its deadlines.
+    pub fn deadline_looks(&self) -> u64 {
+        let tasks = self.pools.stats().tasks;
+        let of_workers = tasks.iter().filter(|task| task.name == "connection_deadlines");
+        of_workers.map(|task| task.run.snapshot().count()).sum()
+    }
+
     pub fn connect(&self) -> Client {
         Client::connect(self.addr)
     }
