@@ -11,7 +11,7 @@ use env::Env;
 use governor::Governor;
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Context, Next, PoolKind, Pools, Task, TaskHandle};
-use types::rank::{Mutex, Rank};
+use types::rank::{Mutex, Rank, RwLock};
 
 use crate::compaction::Compactor;
 use crate::file_cache::{FileCache, WithRoom};
@@ -67,19 +67,24 @@ impl Shared {
             last_told_ms: AtomicU64::new(u64::MAX),
             untold: AtomicU64::new(0),
         });
-        shared.writers.start(shared.options.writers, |number| {
-            let task = Worker { shared: Arc::downgrade(&shared), number, job: Job::Flush };
-            pools.spawn(PoolKind::Writer, Arc::new(task))
-        });
-        shared.readers.start(shared.options.readers, |number| {
-            let task = Worker { shared: Arc::downgrade(&shared), number, job: Job::Fetch };
-            pools.spawn(PoolKind::Reader, Arc::new(task))
-        });
+        shared.set_threads(pools, shared.options.readers, shared.options.writers);
         Compactor::start(&shared, pools);
         let retries = pools.spawn(PoolKind::Writer, Arc::new(Retries(Arc::downgrade(&shared))));
         assert!(shared.retries.set(retries).is_ok());
         shared.reserve.set_task(pools.spawn(PoolKind::Background, Arc::new(Keeping(Arc::downgrade(&shared)))));
         shared
+    }
+
+    /// Sees that there is a task for each thread. Tasks beyond that do no harm: they wait for one another's thread.
+    pub fn set_threads(self: &Arc<Shared>, pools: &Pools, readers: usize, writers: usize) {
+        self.writers.grow(writers, |number| {
+            let task = Worker { shared: Arc::downgrade(self), number, job: Job::Flush };
+            pools.spawn(PoolKind::Writer, Arc::new(task))
+        });
+        self.readers.grow(readers, |number| {
+            let task = Worker { shared: Arc::downgrade(self), number, job: Job::Fetch };
+            pools.spawn(PoolKind::Reader, Arc::new(task))
+        });
     }
 
     /// From here on changes go to the commit log first.
@@ -217,32 +222,43 @@ impl Shared {
 /// A call is not lost: who calls has queued the work before it looks for an idle task, and a task that finds nothing goes
 /// on the list of idle ones before it looks at the queue again. Whoever comes second sees what the first one did.
 pub(crate) struct Crew {
-    tasks: OnceLock<Vec<TaskHandle>>,
+    tasks: RwLock<Vec<TaskHandle>>,
     idle: Mutex<Vec<usize>>,
 }
 
 impl Crew {
     pub fn new() -> Crew {
-        Crew { tasks: OnceLock::new(), idle: Mutex::ranked(Rank::CommitQueue, Vec::new()) }
+        Crew {
+            tasks: RwLock::ranked(Rank::CommitQueue, Vec::new()),
+            idle: Mutex::ranked(Rank::CommitQueue, Vec::new()),
+        }
     }
 
-    pub fn start(&self, count: usize, spawn: impl FnMut(usize) -> TaskHandle) {
-        let count = count.max(1);
-        let set = self.tasks.set((0..count).map(spawn).collect());
-        assert!(set.is_ok());
-        self.idle.lock().extend(0..count);
+    /// Sees that there are at least `count` tasks, and one in any case.
+    pub fn grow(&self, count: usize, spawn: impl FnMut(usize) -> TaskHandle) {
+        let mut tasks = self.tasks.write();
+        let there = tasks.len();
+        tasks.extend((there..count.max(1)).map(spawn));
+        let made = there..tasks.len();
+        drop(tasks);
+        self.idle.lock().extend(made.clone());
+        if there > 0 {
+            // There may be work already, for which nobody is called any more.
+            made.for_each(|_| self.call());
+        }
     }
 
     pub fn call(&self) {
         let idle = self.idle.lock().pop();
-        if let (Some(number), Some(tasks)) = (idle, self.tasks.get()) {
-            tasks[number].wake();
+        if let Some(number) = idle {
+            self.wake(number);
         }
     }
 
     pub fn wake(&self, number: usize) {
-        if let Some(tasks) = self.tasks.get() {
-            tasks[number].wake();
+        let task = self.tasks.read().get(number).cloned();
+        if let Some(task) = task {
+            task.wake();
         }
     }
 
@@ -258,7 +274,8 @@ impl Crew {
     }
 
     pub fn cancel(&self) {
-        self.tasks.get().into_iter().flatten().for_each(TaskHandle::cancel);
+        let tasks = self.tasks.read().clone();
+        tasks.iter().for_each(TaskHandle::cancel);
     }
 }
 

@@ -148,7 +148,7 @@ impl Compactor {
     }
 
     pub fn start(shared: &Arc<Shared>, pools: &Pools) {
-        shared.compactor.workers.start(COMPACTIONS_MAX, |number| {
+        shared.compactor.workers.grow(COMPACTIONS_MAX, |number| {
             pools.spawn(PoolKind::Background, Arc::new(Worker { shared: Arc::downgrade(shared), number }))
         });
     }
