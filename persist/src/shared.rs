@@ -159,6 +159,7 @@ impl Shared {
             self.writers.call();
         }
         if vb.ticket.is_claimed() {
+            vb.gate.claimed(self.env.clock.monotonic());
             self.compactor.flush_ended(vb);
         }
         if matches!(outcome, Outcome::Retry(_))

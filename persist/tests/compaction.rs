@@ -10,7 +10,9 @@ use env::Clock;
 use env::sim::{self, Fate, Fault, FaultPlan, Op, Rule, Sim, cut_everywhere};
 use persist::{CompactionOptions, Limits, Options, Purge, StoreError, Trigger};
 use proptest::prelude::*;
-use rig::{BUCKET, DATA, History, MODES, Mode, Node, Seed, VBS, assert_holds, assert_node_holds, file, work_on};
+use rig::{
+    BUCKET, DATA, FILE_MODES, History, MODES, Mode, Node, Seed, VBS, assert_holds, assert_node_holds, file, work_on,
+};
 use types::{Item, KeyBuf, Kind, Level, VbId};
 
 const EIO: i32 = 5;
@@ -216,6 +218,53 @@ fn a_compaction_ends_however_fast_the_writer_is() {
         history.durable.insert(0, node.durable(0));
         assert_eq!(node.durable(0), history.changes[&0].last().unwrap().seqno().0, "nobody is held off any more");
         assert_node_holds(&node, &history);
+    }
+}
+
+/// Goal: who writes a vBucket waits for no disk while its files are swapped. Method: the step in which the new file gets its
+/// name syncs nothing, neither a file nor the directory.
+#[test]
+fn files_are_swapped_without_a_sync() {
+    for mode in MODES {
+        let (sim, node, _) = node_with_garbage(mode, 74);
+        let answer = node.compact(0, Purge::default());
+        let syncs = || (sim.storage.count(Op::Sync), sim.storage.count(Op::SyncDir));
+        let mut before = syncs();
+        while !names(&sim).contains(&"0.couch.2".to_owned()) {
+            before = syncs();
+            assert!(node.stepper.step());
+        }
+        assert_eq!(syncs(), before, "{mode:?}");
+        node.run();
+        answer.report();
+    }
+}
+
+/// Goal: what is acknowledged between the swap of the files and the sync of their directory is not lost with the new name.
+/// Method: a change comes right after the swap, in as many orders as there are seeds, and the power goes once it is durable.
+#[test]
+fn what_is_acknowledged_right_after_a_swap_survives_power_loss() {
+    for mode in FILE_MODES {
+        let mut came_first = 0;
+        for seed in 80..100 {
+            let _seed = Seed(seed);
+            let (mut sim, node, mut history) = node_with_garbage(mode, seed);
+            node.compact(0, Purge::default());
+            while !names(&sim).contains(&"0.couch.2".to_owned()) {
+                node.stepper.step();
+            }
+            let last = set(&node, &mut history, "k", b"right after");
+            while node.durable(0) < last.seqno().0 {
+                assert!(node.stepper.step());
+            }
+            came_first += u32::from(names(&sim).contains(&"0.couch.1".to_owned()));
+            history.durable.insert(0, last.seqno().0);
+            let after = sim.power_cut(Fate::LoseUnsynced);
+            drop(node);
+            drop(assert_holds(&after, &history));
+            assert_tidy(&sim);
+        }
+        assert!(came_first > 0, "the compaction always came first");
     }
 }
 

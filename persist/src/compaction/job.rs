@@ -12,8 +12,8 @@ use super::follower::{End, Follower, Swapped};
 use super::progress::{Phase, Progress};
 use super::rules::Purge;
 use crate::error::StoreError;
-use crate::stats::{COMPACTION_FINISHES, COMPACTION_WRITTEN_BYTES};
-use crate::vb::{Vb, remove_if_there};
+use crate::stats::COMPACTION_WRITTEN_BYTES;
+use crate::vb::Vb;
 
 /// A step writes no less, however slow it has to be.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
@@ -29,7 +29,7 @@ pub struct CompactionReport {
     pub purge: Seqno,
     /// Times it had to follow what was written meanwhile.
     pub rounds: u32,
-    /// How long the vBucket's file could not be written by anybody else.
+    /// How long the vBucket's file could not be written by anybody else, at a time.
     pub exclusive: Duration,
     pub took: Duration,
 }
@@ -50,6 +50,7 @@ enum Stage {
     Indexing(Box<Copying>),
     Following(Box<Follower>),
     Ending(Box<Follower>),
+    Settling(Box<Swapped>, Duration),
     /// Failed or done.
     Over,
 }
@@ -71,12 +72,14 @@ impl Job {
 
     /// Takes the next step, if it may be taken now.
     pub fn run(&mut self) -> Turn {
-        if self.is_cancelled() {
+        let is_swapped = matches!(self.stage, Stage::Settling(..));
+        if !is_swapped && self.is_cancelled() {
             return Turn::Ended(Err(StoreError::Cancelled));
         }
         let governor = Arc::clone(&self.vb().home.shared.governor);
         // Whoever is about to swap holds a flusher up, so it does not wait.
-        if !matches!(self.stage, Stage::Ending(_))
+        if !is_swapped
+            && !matches!(self.stage, Stage::Ending(_))
             && let Some(pause) = governor.pause()
         {
             return Turn::Wait(Next::After(pause));
@@ -137,18 +140,19 @@ impl Job {
                 again
             }
             Stage::Ending(follower) => self.end(follower),
+            Stage::Settling(mut swapped, exclusive) => {
+                swapped.old.settle()?;
+                Ok(Turn::Ended(Ok(self.report(&swapped, exclusive))))
+            }
             Stage::Over => Ok(Turn::Ended(Err(StoreError::Cancelled))),
         }
     }
 
     fn end(&mut self, mut follower: Box<Follower>) -> Result<Turn, StoreError> {
-        let clock = Arc::clone(&self.vb().home.shared.env.clock);
-        let began = clock.monotonic();
         match follower.end()? {
             End::Swapped(swapped) => {
-                let exclusive = clock.monotonic().saturating_sub(began);
-                COMPACTION_FINISHES.record(exclusive);
-                Ok(Turn::Ended(Ok(self.report(&swapped, exclusive)?)))
+                self.stage = Stage::Settling(swapped, follower.exclusive());
+                Ok(Turn::Wait(Next::Again))
             }
             End::AwaitFlush => {
                 self.stage = Stage::Ending(follower);
@@ -162,15 +166,9 @@ impl Job {
         }
     }
 
-    /// Removes the old file, too. Readers that have it open keep it until they close it.
-    fn report(&self, swapped: &Swapped, exclusive: Duration) -> Result<CompactionReport, StoreError> {
-        let vb = self.vb();
-        let shared = &vb.home.shared;
-        let Swapped { before, after, left_out, rounds } = swapped;
-        if let Err(error) = remove_if_there(&*shared.env.storage, &vb.path(before.rev)) {
-            tracing::warn!(bucket = vb.home.name, vb = vb.id.0, "a compacted file goes at the next start: {error}");
-        }
-        Ok(CompactionReport {
+    fn report(&self, swapped: &Swapped, exclusive: Duration) -> CompactionReport {
+        let Swapped { before, after, left_out, rounds, .. } = swapped;
+        CompactionReport {
             bytes_before: before.file_bytes,
             bytes_after: after.file_bytes,
             tombstones_purged: left_out.tombstones,
@@ -178,8 +176,8 @@ impl Job {
             purge: after.purge,
             rounds: *rounds,
             exclusive,
-            took: shared.env.clock.monotonic().saturating_sub(self.progress.began),
-        })
+            took: self.vb().now().saturating_sub(self.progress.began),
+        }
     }
 
     fn enter(&mut self, phase: Phase, stage: Stage) {
