@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 
 use changelog::{Changelog, VbRecord};
 use couchstore::{DocInfo, Snapshot};
+use governor::Governor;
 use parking_lot::Mutex;
 use types::rank::{Rank, RwLock};
 use types::{Cas, DocKey, Item, Kind, Meta, RevSeqno, Seqno, VbId};
@@ -238,6 +239,11 @@ impl BucketStore {
     /// Ends a compaction of the vBucket that runs or waits; whoever asked for it is told so.
     pub fn cancel_compaction(&self, vb: VbId) {
         self.home.shared.compactor.cancel(self.vb(vb));
+    }
+
+    /// Whom background work on the bucket's files asks how fast it may go.
+    pub fn governor(&self) -> &Governor {
+        &self.home.shared.governor
     }
 
     /// Tombstones up to here may be gone from the vBucket's file.

@@ -64,10 +64,12 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let (users, generated) = users(&config, &Env { storage: background, ..env.clone() })?;
     let users = Arc::new(users);
 
-    // One more than compactions, so that whoever else uses the pool does not wait behind them.
-    let background = config.compaction.limit + 1;
-    let pool_config =
-        PoolConfig { readers: config.readers, writers: config.writers, background, ..PoolConfig::default() };
+    let pool_config = PoolConfig {
+        readers: config.readers,
+        writers: config.writers,
+        compaction: config.compaction.limit,
+        ..PoolConfig::default()
+    };
     let pools = Pools::start(&env, &pool_config);
     let options = persist::Options { files_max: descriptors::files_kept(&ledger, &config), ..store_options(&config) };
     let store = Store::open(&env, &pools, &config.data_dir, options).map_err(|error| refuse(&error))?;
@@ -136,7 +138,15 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     // Nobody has to read it.
     let _ = writeln!(io::stdout(), "ready kv={kv_address} admin={} pid={pid} after_ms={after_ms}", admin.address());
 
-    let live = Live { ledger, users, front: front.handle(), kept_files, engine: Arc::clone(&engine), filter };
+    let live = Live {
+        ledger,
+        users,
+        front: front.handle(),
+        kept_files,
+        engine: Arc::clone(&engine),
+        pools: Arc::clone(&pools),
+        filter,
+    };
     let mut reloader = Reloader { origin, config, workers, in_effect, live };
     while signals.forever().next() == Some(SIGHUP) {
         reloader.reload();

@@ -11,6 +11,7 @@ use frontend::auth::Users;
 use limits::{Class, Ledger, with_retry};
 use metrics::{Counter, metrics};
 use persist::FileCache;
+use scheduler::{PoolKind, Pools};
 use types::rank::{Mutex, Rank};
 
 use crate::config::keys::Applies;
@@ -70,6 +71,7 @@ pub struct Live {
     pub front: frontend::Handle,
     pub kept_files: Arc<FileCache>,
     pub engine: Arc<engine::Engine>,
+    pub pools: Arc<Pools>,
     pub filter: log::Filter,
 }
 
@@ -118,6 +120,10 @@ impl Reloader {
             self.live.kept_files.set_files_max(descriptors::files_kept(&self.live.ledger, &new));
         }
         self.live.front.set_bounds(new.bounds);
+        if let Err(error) = self.live.pools.resize(PoolKind::Compaction, new.compaction.limit) {
+            // They share the threads there are.
+            tracing::warn!("{error}");
+        }
         self.live.engine.store().set_compaction(new.compaction);
         self.live.engine.store().governor().set_limits(new.disk);
         if self.config.log_level != new.log_level {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use governor::Governor;
 use scheduler::Next;
 use types::Seqno;
 
@@ -76,11 +77,10 @@ impl Job {
         if !is_swapped && self.is_cancelled() {
             return Turn::Ended(Err(StoreError::Cancelled));
         }
-        let governor = Arc::clone(&self.vb().home.shared.governor);
         // Whoever is about to swap holds a flusher up, so it does not wait.
         if !is_swapped
             && !matches!(self.stage, Stage::Ending(_))
-            && let Some(pause) = governor.pause()
+            && let Some(pause) = self.governor().and_then(Governor::pause)
         {
             return Turn::Wait(Next::After(pause));
         }
@@ -89,6 +89,12 @@ impl Job {
             Ok(wait) => wait,
             Err(error) => Turn::Ended(Err(error)),
         }
+    }
+
+    /// Who says how fast it may go, if anybody does.
+    fn governor(&self) -> Option<&Governor> {
+        let shared = &self.vb().home.shared;
+        shared.compactor.settings().is_paced.then_some(&*shared.governor)
     }
 
     fn is_cancelled(&self) -> bool {
@@ -188,13 +194,15 @@ impl Job {
     fn piece_bytes(&self) -> u64 {
         let shared = &self.vb().home.shared;
         let most = shared.compactor.settings().piece_bytes_max;
-        shared.governor.piece_bytes(PIECE_BYTES_MIN.min(most), most)
+        self.governor().map_or(most, |governor| governor.piece_bytes(PIECE_BYTES_MIN.min(most), most))
     }
 
     fn account(&self, piece: Piece) {
         let vb = self.vb();
         let shared = &vb.home.shared;
-        shared.governor.spent(piece.written.max(piece.done));
+        if let Some(governor) = self.governor() {
+            governor.spent(piece.written.max(piece.done));
+        }
         self.progress.advance(shared.env.clock.monotonic(), piece.done, piece.written);
         COMPACTION_WRITTEN_BYTES.add(piece.written);
         if !piece.expired.is_empty()
