@@ -24,6 +24,8 @@ use crate::{LogOptions, Options, fetch, flusher};
 
 /// Failures are told at most this often, however many there are.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
+/// Free space is looked at no more often.
+const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Shared {
     pub env: Env,
@@ -41,6 +43,8 @@ pub(crate) struct Shared {
     /// Counts ends of flushes, for those who wait for one.
     endings: Bay<u64>,
     pub reserve: Reserve,
+    /// Of the monotonic clock, in ms: when the disk's free space was looked at.
+    looked_at_ms: AtomicU64,
     last_told_ms: AtomicU64,
     untold: AtomicU64,
 }
@@ -64,6 +68,7 @@ impl Shared {
             endings: Bay::new(0),
             reserve,
             options,
+            looked_at_ms: AtomicU64::new(u64::MAX),
             last_told_ms: AtomicU64::new(u64::MAX),
             untold: AtomicU64::new(0),
         });
@@ -164,6 +169,7 @@ impl Shared {
             self.writers.call();
         }
         if vb.ticket.is_claimed() {
+            vb.gate.claimed(self.env.clock.monotonic());
             self.compactor.flush_ended(vb);
         }
         if matches!(outcome, Outcome::Retry(_))
@@ -177,8 +183,14 @@ impl Shared {
         });
     }
 
-    /// Tells the governor whether the disk runs full.
-    pub fn look_at_free_space(&self, home: &Home) {
+    /// Tells the governor whether the disk runs full. To be called again and again while something fills it.
+    pub fn watch_free_space(&self, home: &Home, now: Duration) {
+        let now_ms = now.as_millis() as u64;
+        let last_ms = self.looked_at_ms.load(Ordering::Relaxed);
+        if last_ms != u64::MAX && now_ms < last_ms.saturating_add(LOOK_PAUSE.as_millis() as u64) {
+            return;
+        }
+        self.looked_at_ms.store(now_ms, Ordering::Relaxed);
         let Ok(Some(free)) = self.env.storage.free_bytes(&home.dir) else { return };
         let low = self.compactor.settings().free_bytes_low;
         if self.governor.set_disk_low(free < low) {

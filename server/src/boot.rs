@@ -200,9 +200,12 @@ fn first_bucket(config: &Config) -> BucketSpec {
 
 /// Threads by what they wait for.
 pub fn pool_sizes(config: &Config) -> PoolConfig {
-    // One more than compactions, so that whoever else uses the pool does not wait behind them.
-    let background = config.compaction.limit + 1;
-    PoolConfig { readers: config.readers, writers: config.writers, background, ..PoolConfig::default() }
+    PoolConfig {
+        readers: config.readers,
+        writers: config.writers,
+        compaction: config.compaction.limit,
+        ..PoolConfig::default()
+    }
 }
 
 fn start_log(config: &Config) -> anyhow::Result<Log> {

@@ -181,7 +181,7 @@ impl Reloader {
 
     fn resize_pools(&self, config: &Config) -> Result<(), PoolError> {
         let sizes = boot::pool_sizes(config);
-        for kind in [PoolKind::Reader, PoolKind::Writer, PoolKind::Background] {
+        for kind in [PoolKind::Reader, PoolKind::Writer, PoolKind::Compaction] {
             self.live.pools.resize(kind, sizes.threads(kind))?;
         }
         self.live.engine.store().set_threads(&self.live.pools, config.readers, config.writers);

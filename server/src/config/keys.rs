@@ -124,8 +124,16 @@ pub static KEYS: &[Key] = &[
         name: "compaction.limit",
         default: "4",
         applies: Live,
-        doc: "Compactions at a time, each on a thread of its own.",
+        doc: "Compactions at a time, and threads of the pool that is kept for them.",
         set: |c, v| number(v, 1, persist::COMPACTIONS_MAX as u64).map(|n| c.compaction.limit = n as usize),
+    },
+    Key {
+        name: "compaction.paced",
+        default: "on",
+        applies: Live,
+        doc: "on: compaction goes slower when clients wait too long for the disk, as disk.latency_budget_ms says. off: it goes at full speed \
+              whoever feels it; the filing of the log and the loading after a start still give way.",
+        set: |c, v| one_of(v, [("on", true), ("off", false)]).map(|on| c.compaction.is_paced = on),
     },
     Key {
         name: "compaction.purge_age_s",
@@ -168,8 +176,8 @@ pub static KEYS: &[Key] = &[
         name: "disk.latency_budget_ms",
         default: "5",
         applies: Live,
-        doc: "How long a sync that clients wait for should take, in milliseconds. Compaction and the filing of the log slow down when it \
-              takes longer. While no client waits, they go as fast as the disk. 0: always.",
+        doc: "How long a sync that clients wait for should take, in milliseconds. Compaction, the filing of the log and the loading after a \
+              start slow down when it takes longer. While no client waits, they go as fast as the disk. 0: always.",
         set: |c, v| number(v, 0, 60_000).map(|n| c.disk.latency_budget = (n > 0).then_some(Duration::from_millis(n))),
     },
     Key {
