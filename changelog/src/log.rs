@@ -233,6 +233,11 @@ impl Changelog {
         (inner.entries.len(), inner.entries_bytes)
     }
 
+    /// The last change in memory that is a document's, neither prepare nor abort. `None`: what came before is in the file.
+    pub fn last_visible(&self) -> Option<Seqno> {
+        self.inner.lock().entries.iter().rev().find(|item| item.is_committed()).map(Item::seqno)
+    }
+
     /// Each reader's name and the last seqno it released.
     pub fn readers(&self) -> Vec<(String, Seqno)> {
         self.inner.lock().cursors.iter().map(|p| (p.name.clone(), Seqno(p.next.0 - 1))).collect()

@@ -27,6 +27,7 @@ mod rollback;
 mod snapshot;
 mod stats;
 mod stream;
+mod sync;
 mod terms;
 
 pub use filter::Filter;
