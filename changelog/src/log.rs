@@ -233,11 +233,6 @@ impl Changelog {
         (inner.entries.len(), inner.entries_bytes)
     }
 
-    /// The last change in memory that is a document's, neither prepare nor abort. `None`: what came before is in the file.
-    pub fn last_visible(&self) -> Option<Seqno> {
-        self.inner.lock().entries.iter().rev().find(|item| item.is_committed()).map(Item::seqno)
-    }
-
     /// Each reader's name and the last seqno it released.
     pub fn readers(&self) -> Vec<(String, Seqno)> {
         self.inner.lock().cursors.iter().map(|p| (p.name.clone(), Seqno(p.next.0 - 1))).collect()
@@ -407,6 +402,30 @@ mod tests {
         log.unfollow(fast);
         log.release(&flusher, Seqno(19));
         assert_eq!((allowance.used_bytes(), log.backlog()), (0, (0, 0)));
+    }
+
+    #[test]
+    fn one_slow_follower_does_not_have_those_of_other_logs_left_behind() {
+        let clock = Wall(AtomicU64::new(0));
+        let allowance = Arc::new(Allowance::new(1000));
+        let logs = [log(), log()].map(|log| log.allowing(Arc::clone(&allowance)));
+        let flushers = [&logs[0], &logs[1]].map(|log| log.cursor("flusher", Seqno(10)).unwrap());
+        let followers = [&logs[0], &logs[1]].map(|log| log.follow(Seqno(10)).unwrap());
+        let grow = |n: usize, count: u64| {
+            (0..count).for_each(|_| drop(append(&logs[n], &clock, "k")));
+            logs[n].release(&flushers[n], logs[n].marks.high());
+        };
+        grow(0, 6);
+        let item_bytes = allowance.used_bytes() / 6;
+        allowance.set(6 * item_bytes);
+        grow(1, 2);
+        assert_eq!(allowance.used_bytes(), 8 * item_bytes, "a little more than there is room for");
+        assert_eq!(logs[1].take(&followers[1], usize::MAX).map(|slice| slice.items.len()), Some(2));
+        grow(1, 2);
+        grow(0, 1);
+        assert_eq!(allowance.used_bytes(), 2 * item_bytes, "whoever holds most is left behind when it is looked at");
+        assert!(logs[0].take(&followers[0], usize::MAX).is_none());
+        assert!(logs[1].take(&followers[1], usize::MAX).is_some());
     }
 
     #[test]

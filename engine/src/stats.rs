@@ -99,14 +99,6 @@ impl Bucket {
         self.vbuckets.iter().filter(wanted).map(|vb| (vb.id, vb.log.marks.high())).collect()
     }
 
-    /// As [`Bucket::all_vb_seqnos`], up to the last change that those can see who know nothing of sync writes.
-    pub fn all_vb_visible_seqnos(&self, state: Option<VbState>) -> Vec<(VbId, Seqno)> {
-        // In this order: what leaves the log meanwhile is in the file by then.
-        let visible = |vb: VbId| self.vbuckets[usize::from(vb.0)].log.last_visible();
-        let of = |(vb, _)| (vb, visible(vb).unwrap_or_else(|| self.store.max_visible(vb)));
-        self.all_vb_seqnos(state).into_iter().map(of).collect()
-    }
-
     /// Any live document whose value is in memory. `None`: there is none.
     pub fn random_key(&self) -> Option<Item> {
         let now_s = self.env.clock.unix_s();

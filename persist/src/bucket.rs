@@ -245,11 +245,6 @@ impl BucketStore {
         self.vb(vb).committed().map_or(Seqno(0), |committed| committed.purge)
     }
 
-    /// The last seqno in the vBucket's file that is neither prepare nor abort.
-    pub fn max_visible(&self, vb: VbId) -> Seqno {
-        self.vb(vb).committed().map_or(Seqno(0), |committed| committed.facts.max_visible)
-    }
-
     /// A write failed for lack of space, and what is kept back for that case has not been had again since: refuse what would need more.
     pub fn disk_full(&self) -> bool {
         self.home.shared.reserve.is_full()

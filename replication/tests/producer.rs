@@ -321,19 +321,6 @@ fn a_lot_of_streams_read_few_files_at_a_time_and_all_of_them_in_the_end() {
     assert_eq!(told.iter().filter(|line| *line == "end: Ok").count(), 64);
 }
 
-#[test]
-fn a_consumer_without_sync_writes_can_reach_the_seqno_it_is_shown() {
-    let world = World::new();
-    world.set("a", "1");
-    world.set_durably("k", "v");
-    let shown = || world.bucket.all_vb_visible_seqnos(None)[usize::from(VB.0)];
-    assert_eq!((shown(), world.high()), ((VB, Seqno(1)), Seqno(2)), "a prepare shows nothing");
-    world.file();
-    assert_eq!((shown(), world.high()), ((VB, Seqno(3)), Seqno(3)));
-    world.file();
-    assert_eq!(shown(), (VB, Seqno(3)), "nor does it show less once it is in the file only");
-}
-
 /// Goal: a vBucket that moves is written here or there, never both, and nothing that was written is left behind. Method: it is
 /// written at every step of the move, as long as that is possible.
 #[test]

@@ -45,12 +45,7 @@ impl Context<'_> {
         if let Some(collection) = get.collection.filter(|c| c.0 != 0) {
             return Err((Status::UnknownCollection, format!("no collection {:#x}", collection.0)));
         }
-        let bucket = &self.bucket()?.bucket;
-        // A prepare takes others nowhere: whoever waits for its seqno would wait for ever.
-        let seqnos = match self.has(Feature::SyncReplication) {
-            true => bucket.all_vb_seqnos(get.state),
-            false => bucket.all_vb_visible_seqnos(get.state),
-        };
+        let seqnos = self.bucket()?.bucket.all_vb_seqnos(get.state);
         let mut value = Vec::with_capacity(seqnos.len() * 10);
         for (vb, seqno) in seqnos {
             value.extend_from_slice(&vb.0.to_be_bytes());
