@@ -173,10 +173,11 @@ impl Changelog {
     }
 
     /// Registers a reader that has seen everything up to and including `after`, and that may be left behind. `None`: that is
-    /// too far back for the memory already.
+    /// too far back for the memory already, or nobody was ever there.
     pub fn follow(&self, after: Seqno) -> Option<Follower> {
         let mut inner = self.inner.lock();
-        (after.next() >= inner.first).then(|| inner.followers.add(after.next()))
+        let is_here = after.next() >= inner.first && after <= inner.high();
+        is_here.then(|| inner.followers.add(after.next()))
     }
 
     /// What comes after everything the follower was given, up to about `bytes_max` bytes (at least one item if there is

@@ -169,10 +169,19 @@ impl Stream {
                 return Step::End(EndReason::Ok);
             }
             match &self.phase {
-                Phase::Waiting => match self.vbucket().log.follow(self.read) {
-                    Some(follower) => self.enter(Phase::InMemory(follower)),
-                    None => return Step::WantsTurn,
-                },
+                Phase::Waiting => {
+                    let log = &self.vbucket().log;
+                    if self.is_of_another_life(&log.record()) {
+                        return Step::End(EndReason::StateChanged);
+                    }
+                    if self.read > log.marks.high() {
+                        return Step::End(EndReason::Rollback);
+                    }
+                    match log.follow(self.read) {
+                        Some(follower) => self.enter(Phase::InMemory(follower)),
+                        None => return Step::WantsTurn,
+                    }
+                }
                 Phase::Reading => return Step::Rest,
                 Phase::Read(changes) if !changes.is_done() => return Step::ReadOn,
                 Phase::Read(_) => self.end_of_file(),
