@@ -31,8 +31,8 @@ use crate::warm_up::WarmUp;
 /// How often a request may go back to the file before it is told to come again.
 const FETCHES_MAX: usize = 4;
 const SEQNO_PERSISTENCE_MAX: Duration = Duration::from_secs(30);
-/// One in so many bytes of the quota may hold changes that only slow streams still want.
-const FOLLOWERS_SHARE: u64 = 16;
+/// One in so many bytes of the quota may hold changes that only slow streams still want; see [`Allowance`].
+const FOLLOWERS_SHARE: u64 = 32;
 
 /// One bucket.
 ///

@@ -85,7 +85,9 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     // From here on a vBucket changes only because a client or the clock asked.
 
     let in_effect = Arc::new(InEffect::new(&config));
+    let streams = Arc::new(replication::Registry::default());
     let seen = stats::Seen {
+        streams: Arc::clone(&streams),
         pools: Arc::clone(&pools),
         ledger: Arc::clone(&ledger),
         in_effect: Arc::clone(&in_effect),
@@ -105,6 +107,7 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
             Arc::new(Cluster::new(&node_uuid, advertised(kv).as_deref(), kv.port(), admin_port, revision))
         }),
         stats: Arc::clone(&process) as Arc<dyn frontend::StatProvider>,
+        streams,
     };
     let front = frontend::serve(front_options(&config, workers), parts)
         .with_context(|| taken("key-value", config.kv_listen, "kv"))
