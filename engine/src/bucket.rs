@@ -127,6 +127,7 @@ impl Bucket {
                 live: Some(file.alive.saturating_sub(file.on_disk_prepares)),
                 completed: file.completed,
                 high_prepared: file.high_prepared,
+                visible: file.max_visible,
                 open_snapshot: file.open_snapshot,
             });
         }
@@ -141,6 +142,7 @@ impl Bucket {
                 live: None,
                 completed: Seqno(0),
                 high_prepared: Seqno(0),
+                visible: Seqno(0),
                 open_snapshot: None,
             });
             VBucket::new(VbId(id), seed, full_eviction, (Arc::clone(&bytes), Arc::clone(&backlog_bytes)), begin)
