@@ -138,6 +138,12 @@ impl Changelog {
         self
     }
 
+    /// Of a vBucket whose last changes are prepares or aborts: the last that is neither. To be said before the first append.
+    pub fn visible_upto(self, seqno: Seqno) -> Changelog {
+        self.marks.publish_visible(seqno);
+        self
+    }
+
     /// Takes the next seqno and a fresh CAS for the item `make` builds, and appends it. `make` runs under the log's lock:
     /// it should only put the stamp where it belongs.
     pub fn append(&self, clock: &dyn Clock, make: impl FnOnce(Stamp) -> Item) -> Item {
@@ -167,6 +173,9 @@ impl Changelog {
         self.alone_bytes.fetch_add(item.memory() as i64 + ENTRY_BYTES, Relaxed);
         inner.entries.push_back(item.clone());
         inner.high = item.seqno();
+        if item.is_committed() {
+            self.marks.publish_visible(inner.high);
+        }
         self.marks.publish_high(inner.high);
     }
 
@@ -562,8 +571,9 @@ mod tests {
         let before = log.max_cas();
         let void = log.read(&cursor, usize::MAX).last;
         log.roll_back(Seqno(10));
-        log.marks.roll_back(Seqno(10));
+        log.marks.roll_back(Seqno(10), Seqno(9));
         assert_eq!((log.backlog(), log.open_snapshot(), log.marks.high()), ((0, 0), None, Seqno(10)));
+        assert_eq!(log.marks.visible(), Seqno(9));
         let next = append(&log, &clock, "a");
         assert!(next.seqno() == Seqno(11) && next.meta().cas > before);
         log.release(&cursor, void);

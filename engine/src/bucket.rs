@@ -132,6 +132,7 @@ impl Bucket {
                 live: Some(file.alive.saturating_sub(file.on_disk_prepares)),
                 completed: file.completed,
                 high_prepared: file.high_prepared,
+                visible: file.max_visible,
                 open_snapshot: file.open_snapshot,
             });
         }
@@ -146,6 +147,7 @@ impl Bucket {
                 live: None,
                 completed: Seqno(0),
                 high_prepared: Seqno(0),
+                visible: Seqno(0),
                 open_snapshot: None,
             });
             let counted = (Arc::clone(&bytes), Arc::clone(&backlog_bytes));
