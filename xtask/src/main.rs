@@ -99,7 +99,9 @@ fn fmt() -> Result<()> {
 }
 
 fn clippy() -> Result<()> {
-    Tool::cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]).run()
+    Tool::cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]).run()?;
+    // What the experiment `wakeups` is built with to show the wrong order of steps.
+    Tool::cargo().args(["clippy", "-p", "bench", "--features", "old-order", "--locked", "--", "-D", "warnings"]).run()
 }
 
 fn unit() -> Result<()> {
