@@ -168,6 +168,8 @@ pub(crate) struct Shared {
     /// Clients wait, and no ordinary place came free for a while.
     pub stuck: AtomicBool,
     pub errors: ErrorCounts,
+    /// Who is sent changes.
+    pub streams: replication::Registry,
     pub pools: Arc<Pools>,
     pub started: Duration,
     pub stopping: AtomicBool,
@@ -275,6 +277,7 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
         bounds: Mutex::new(options.bounds),
         ledger: parts.ledger,
         errors: ErrorCounts::default(),
+        streams: replication::Registry::default(),
         pools: parts.pools,
         started: parts.env.clock.monotonic(),
         stopping: AtomicBool::new(false),

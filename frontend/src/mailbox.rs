@@ -33,6 +33,10 @@ pub enum Letter {
         ticket: Ticket,
         answer: Answer,
     },
+    /// There may be something to send to this connection.
+    Look {
+        slot: Slot,
+    },
     /// The bucket is deleted: connections to it end.
     BucketGone {
         name: Arc<str>,

@@ -24,6 +24,7 @@ use deadlines::note_end;
 use engine::Ticket;
 use limits::Permit;
 use mio::{Events, Interest, Poll, Token};
+use replication::Pulled;
 use wire::frame::HEADER_LEN;
 use wire::{FrameReader, Next, Opcode, Side};
 
@@ -46,6 +47,9 @@ const OUTPUT_HIGH_LEN: usize = 4 << 20;
 const OUTPUT_HIGH_SCARCE_LEN: usize = 64 << 10;
 /// Replies are sent once this many bytes have gathered, or the input is used up.
 const OUTPUT_SEND_LEN: usize = 256 << 10;
+/// How much a producer is asked for at a time, and how often in a turn.
+const FEED_LEN: usize = 256 << 10;
+const FEEDS_PER_TURN: usize = 4;
 /// Longest frame of a client that nobody knows yet; its memory is not to be had for the asking.
 const STRANGER_FRAME_LEN_MAX: usize = 1 << 20;
 /// Requests of one connection that may be under way together.
@@ -165,6 +169,7 @@ impl Worker {
                 self.slots().into_iter().for_each(|slot| self.set_timer(slot));
             }
             Letter::Answer { ticket, answer } => self.finish(ticket, answer),
+            Letter::Look { slot } => self.enqueue(slot),
             Letter::BucketGone { name } => {
                 let sessions = self.connections.iter().flatten().map(|connection| &connection.session);
                 let of_it = |session: &&Session| session.selected.as_ref().is_some_and(|s| s.shape.name == *name);
@@ -395,9 +400,7 @@ impl Worker {
                 pause => break pause,
             }
         };
-        if self.send(connection).is_err() {
-            return Fate::Gone;
-        }
+        let Ok(is_full) = self.send(connection).and_then(|()| self.feed(connection)) else { return Fate::Gone };
         connection.half = matches!(pause, Pause::Hungry) && connection.input.len() > 0;
         match pause {
             Pause::Spent => Fate::Again,
@@ -407,8 +410,37 @@ impl Worker {
             // A client that has hung up altogether, rather than only stopped sending, shows in the next read.
             Pause::Stalled | Pause::Closing if connection.readable && !connection.eof => watch(connection),
             Pause::Backlogged if connection.output.len() <= self.output_high_len() => Fate::Again,
+            _ if is_full || connection.session.closing && !matches!(pause, Pause::Closing) => Fate::Again,
             _ => Fate::Rest,
         }
+    }
+
+    /// Sends what the connection's producer has, as far as the socket takes it. True: it took a turn's worth, and more.
+    fn feed(&mut self, connection: &mut Connection) -> io::Result<bool> {
+        if connection.session.closing {
+            connection.session.producer = None;
+        }
+        for _ in 0..FEEDS_PER_TURN {
+            let is_stuck = connection.output.len() > 0 && !connection.writable;
+            let Some(producer) = &mut connection.session.producer else { return Ok(false) };
+            let out = connection.output.tail(&mut self.lender);
+            // Even then it looks at the clock.
+            let bytes_max = if is_stuck { 0 } else { FEED_LEN };
+            let pulled = producer.pull(out, bytes_max, self.shared.now());
+            self.send(connection)?;
+            match pulled {
+                Pulled::Dry => return Ok(false),
+                Pulled::Full if is_stuck => return Ok(false),
+                Pulled::Full => {}
+                Pulled::Over(why) => {
+                    note_end(connection, "dcp", why);
+                    connection.session.producer = None;
+                    connection.session.closing = true;
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// Everything is said: shuts our end, and waits for the client's unless it is shut already.

@@ -95,7 +95,7 @@ fn each_malformed_frame_gets_its_status_and_the_next_one_is_fine() {
     let set = RequestFrame { key: b"\0k", value: b"v", extras: &extras, ..new(Opcode::Set) };
     let cases = [
         (RequestFrame { opcode: 0xff, ..new(Opcode::Get) }, Status::UnknownCommand),
-        (RequestFrame { opcode: 0x50, ..new(Opcode::Get) }, Status::NotSupported),
+        (RequestFrame { opcode: 0x5a, ..new(Opcode::Get) }, Status::NotSupported),
         (RequestFrame { extras: &[], ..set }, Status::Einval),
         (RequestFrame { key: b"", ..set }, Status::Einval),
         (RequestFrame { key: b"\0", ..set }, Status::Einval),

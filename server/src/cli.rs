@@ -100,7 +100,7 @@ pub struct Target {
 
 #[derive(Args)]
 pub struct Stats {
-    /// Which counters: empty for the general ones, or a group such as timings, memory, connections, limits, scheduler, persist,
+    /// Which counters: empty for the general ones, or a group such as timings, memory, connections, dcp, limits, scheduler, persist,
     /// config, vbucket-details
     pub group: Option<String>,
     /// Arguments of the group, such as a vBucket

@@ -33,6 +33,7 @@ impl Process {
         let mut registry = Registry::new();
         registry.add(frontend::METRICS);
         registry.add(engine::METRICS);
+        registry.add(replication::METRICS);
         registry.add(persist::stats::METRICS);
         registry.add(persist::LOG_METRICS);
         registry.add(crate::reload::METRICS);

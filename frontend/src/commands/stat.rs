@@ -8,6 +8,7 @@ use wire::kv::Stat;
 
 use super::{Context, Refusal};
 use crate::Shared;
+use crate::connection::Selected;
 use crate::counts;
 
 type Lines = Vec<(String, String)>;
@@ -23,6 +24,7 @@ impl Context<'_> {
                 Lines::new()
             }
             "connections" => connections(self.shared),
+            "dcp" => streams(self.shared, self.bucket()?),
             _ => self.group(group)?,
         };
         for (name, value) in &lines {
@@ -109,5 +111,41 @@ fn connections(shared: &Shared) -> Lines {
         });
         lines.push((format!("{}.{}", info.slot.index, info.slot.generation), line.to_string()));
     });
+    lines
+}
+
+/// Each producer of the bucket and each of its streams: how far it is, and how far it could be.
+fn streams(shared: &Shared, selected: &Selected) -> Lines {
+    let mut lines = Lines::new();
+    let producers = shared.streams.of_bucket(&selected.shape.name);
+    let (mut streams, mut items_left, mut bytes) = (0, 0, 0);
+    for producer in &producers {
+        let mut put = |name: &str, value: String| lines.push((format!("{}:{name}", producer.name), value));
+        put("bytes_sent", producer.bytes_sent().to_string());
+        put("unacked_bytes", producer.unacked_bytes().to_string());
+        put("max_unacked_bytes", producer.room_bytes().to_string());
+        bytes += producer.bytes_sent();
+        for stream in producer.streams() {
+            let high = selected.bucket.vbucket(stream.vb).map_or(0, |vb| vb.log.marks.high().0);
+            let left = high.min(stream.end.0).saturating_sub(stream.sent().0);
+            let mut put = |name: &str, value: String| put(&format!("stream_{}_{name}", stream.vb), value);
+            put("state", stream.state().name().to_owned());
+            put("start_seqno", stream.start.to_string());
+            put("end_seqno", stream.end.to_string());
+            put("last_sent_seqno", stream.sent().to_string());
+            put("items_sent", stream.items_sent().to_string());
+            put("items_remaining", left.to_string());
+            put("backfills", stream.backfills().to_string());
+            put("backfill_remaining", stream.backfill_left().to_string());
+            put("acked_prepare_seqno", stream.acked().to_string());
+            streams += 1;
+            items_left += left;
+        }
+    }
+    let mut put = |name: &str, value: u64| lines.push((name.to_owned(), value.to_string()));
+    put("ep_dcp_producer_count", producers.len() as u64);
+    put("ep_dcp_stream_count", streams);
+    put("ep_dcp_items_remaining", items_left);
+    put("ep_dcp_total_bytes", bytes);
     lines
 }

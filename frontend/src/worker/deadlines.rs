@@ -20,12 +20,20 @@ const STRANGER_CROWDED: Duration = Duration::from_secs(5);
 const RESERVE_ADMIN: Duration = Duration::from_secs(5);
 const RESERVE_OTHER: Duration = Duration::from_secs(1);
 
-/// The moment to end a connection.
+/// The moment to look at a connection.
 struct Deadline {
     at: Duration,
-    reason: &'static str,
-    /// At once: it does not read what would be said.
-    gone: bool,
+    what: Due,
+}
+
+#[derive(Clone, Copy)]
+enum Due {
+    /// It ends, for this reason.
+    End(&'static str),
+    /// The same at once: it does not read what would be said.
+    Drop(&'static str),
+    /// It has a turn.
+    Turn,
 }
 
 impl Worker {
@@ -109,11 +117,17 @@ impl Worker {
                 self.set_timer(slot);
                 continue;
             };
-            note_end(connection, deadline.reason, "nothing happened for too long");
-            if deadline.gone {
-                self.drop_slot(slot);
-            } else {
-                self.close_all(vec![slot]);
+            let why = "nothing happened for too long";
+            match deadline.what {
+                Due::Turn => self.enqueue(slot),
+                Due::End(reason) => {
+                    note_end(connection, reason, why);
+                    self.close_all(vec![slot]);
+                }
+                Due::Drop(reason) => {
+                    note_end(connection, reason, why);
+                    self.drop_slot(slot);
+                }
             }
         }
     }
@@ -140,20 +154,23 @@ impl Worker {
     }
 }
 
-/// When a connection is to be ended if nothing happens meanwhile.
+/// When a connection is to be looked at if nothing happens meanwhile.
 fn deadline(connection: &Connection, bounds: &Bounds) -> Option<Deadline> {
     let session = &connection.session;
     if matches!(connection.phase, Phase::Lingering { .. }) {
         None
+    } else if let Some(producer) = &session.producer {
+        // It may take what it is sent at its own pace, as long as it answers when asked.
+        producer.deadline().map(|at| Deadline { at, what: Due::Turn })
     } else if connection.unsent {
-        Some(Deadline { at: connection.sent + bounds.stall_timeout, reason: "stalled", gone: true })
+        Some(Deadline { at: connection.sent + bounds.stall_timeout, what: Due::Drop("stalled") })
     } else if session.closing || !session.in_flight.is_empty() || connection.parked != Parked::No {
         None
     } else if connection.half {
-        Some(Deadline { at: connection.received + bounds.stall_timeout, reason: "stalled", gone: false })
+        Some(Deadline { at: connection.received + bounds.stall_timeout, what: Due::End("stalled") })
     } else {
         let active = connection.received.max(connection.sent);
-        bounds.idle_timeout.map(|idle| Deadline { at: active + idle, reason: "idle", gone: false })
+        bounds.idle_timeout.map(|idle| Deadline { at: active + idle, what: Due::End("idle") })
     }
 }
 
