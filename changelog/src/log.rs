@@ -101,6 +101,8 @@ struct Place {
     id: u32,
     name: String,
     next: Seqno,
+    /// Has not read since a rollback: what it releases is gone.
+    is_stale: bool,
 }
 
 impl Changelog {
@@ -219,7 +221,7 @@ impl Changelog {
         let mut inner = self.inner.lock();
         let dropped: Vec<_> = inner.entries.drain(..).collect();
         (inner.first, inner.high, inner.entries_bytes) = (to.next(), to, 0);
-        inner.cursors.iter_mut().for_each(|place| place.next = to.next());
+        inner.cursors.iter_mut().for_each(|place| (place.next, place.is_stale) = (to.next(), true));
         inner.snapshots = Snapshots::default();
         inner.followers.begin_anew(to.next());
         drop(inner);
@@ -258,15 +260,18 @@ impl Changelog {
         }
         inner.cursors_made += 1;
         let id = inner.cursors_made;
-        inner.cursors.push(Place { id, name: name.to_owned(), next });
+        inner.cursors.push(Place { id, name: name.to_owned(), next, is_stale: false });
         Some(Cursor { id })
     }
 
     /// What comes after everything this cursor has released, up to about `bytes_max` bytes (at least one item if there
     /// is one). Reading again before [`Changelog::release`] gives the same items: a failed batch is simply read again.
     pub fn read(&self, cursor: &Cursor, bytes_max: usize) -> Slice {
-        let inner = self.inner.lock();
-        inner.slice(inner.place(cursor).next, bytes_max)
+        let mut inner = self.inner.lock();
+        let place = inner.place_mut(cursor);
+        place.is_stale = false;
+        let next = place.next;
+        inner.slice(next, bytes_max)
     }
 
     /// Registers a reader that has seen everything up to and including `after`, and that may be left behind. `None`: that is
@@ -297,12 +302,16 @@ impl Changelog {
         self.uncount(dropped);
     }
 
-    /// Says that the reader needs nothing up to and including `upto` any more.
+    /// Says that the reader needs nothing up to and including `upto` any more. Of what was read before a rollback it says
+    /// nothing.
     pub fn release(&self, cursor: &Cursor, upto: Seqno) {
         let mut inner = self.inner.lock();
         let high = inner.high;
+        let place = inner.place_mut(cursor);
+        if place.is_stale {
+            return;
+        }
         assert!(upto <= high, "a cursor released {upto}, the log ends at {high}");
-        let place = inner.cursors.iter_mut().find(|p| p.id == cursor.id).expect("a cursor belongs to its log");
         place.next = place.next.max(upto.next());
         let dropped = inner.trim();
         drop(inner);
@@ -389,8 +398,8 @@ impl Inner {
         Slice { from: next, items, last, snapshots, is_given, record, record_version }
     }
 
-    fn place(&self, cursor: &Cursor) -> &Place {
-        self.cursors.iter().find(|p| p.id == cursor.id).expect("a cursor belongs to its log")
+    fn place_mut(&mut self, cursor: &Cursor) -> &mut Place {
+        self.cursors.iter_mut().find(|p| p.id == cursor.id).expect("a cursor belongs to its log")
     }
 
     /// Takes out what every reader has passed. Without readers nobody will ask.
@@ -550,11 +559,13 @@ mod tests {
             log.append_given(&given(seqno)).unwrap();
         }
         let before = log.max_cas();
+        let void = log.read(&cursor, usize::MAX).last;
         log.roll_back(Seqno(10));
         log.marks.roll_back(Seqno(10));
         assert_eq!((log.backlog(), log.open_snapshot(), log.marks.high()), ((0, 0), None, Seqno(10)));
         let next = append(&log, &clock, "a");
         assert!(next.seqno() == Seqno(11) && next.meta().cas > before);
+        log.release(&cursor, void);
         assert_eq!(seqnos(&log.read(&cursor, usize::MAX)), [11]);
         assert!(log.take(&follower, usize::MAX).is_none(), "what it had read may be gone");
     }

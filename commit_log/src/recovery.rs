@@ -241,7 +241,7 @@ pub(crate) fn open(
     }
     env.storage.sync_dir(dir).map_err(LogError::io("sync directory", dir))?;
     for segment in segments.iter_mut().skip(active_at) {
-        segment.durable = env.storage.open_durable(&segment.path).unwrap_or_default();
+        segment.open_durable(env, options);
     }
 
     let ready = segments.split_off(active_at + 1);
@@ -288,12 +288,12 @@ fn begin_after(
     let mut spares = keep_spares(env, options, ours, 0)?;
     let header = SegmentHeader { log_id, sequence, oldest: sequence, segment_bytes: options.segment_bytes };
     let active = match spares.pop() {
-        Some(spare) => spare.begin(env, header).map_err(refused(&spare.path))?,
+        Some(spare) => spare.begin((env, options), header).map_err(refused(&spare.path))?,
         None => {
             let path = dir.join(segment::file_name(next_number));
             next_number += 1;
             let header = SegmentHeader { segment_bytes: options.segment_bytes.min(FIRST_SEGMENT_BYTES), ..header };
-            segment::create(env, path.clone(), header, Pace::Hurry).map_err(refused(&path))?
+            segment::create((env, options), path.clone(), header, Pace::Hurry).map_err(refused(&path))?
         }
     };
     env.storage.sync_dir(dir).map_err(LogError::io("sync directory", dir))?;

@@ -91,7 +91,7 @@ fn submit(log: &Log, vb: u16, seqno: u64, value_bytes: usize) -> Result<(), LogE
 }
 
 fn open(env: &env::Env) -> (Arc<Log>, Arc<Told>) {
-    let options = Options { segment_bytes: 16 << 10, log_bytes_max: 48 << 10 };
+    let options = Options { segment_bytes: 16 << 10, log_bytes_max: 48 << 10, ..Options::default() };
     let log = Log::open(env, Path::new(DIR), options, &mut |_| {}).unwrap();
     let told = Arc::new(Told(Bay::new(Seen::default())));
     log.observe(told.clone());

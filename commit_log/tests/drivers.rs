@@ -162,7 +162,7 @@ impl Observer for Waiters {
 /// Goal: every submission becomes durable by itself, and many share a sync. Method: threads in a closed loop, each waiting
 /// for its own; a lost wake-up would leave them waiting for ever. In the end all is replayed.
 fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, rounds: u64) -> (u64, u64) {
-    let options = Options { segment_bytes: 64 << 10, log_bytes_max: 1 << 20 };
+    let options = Options { segment_bytes: 64 << 10, log_bytes_max: 1 << 20, ..Options::default() };
     let log = Log::open(env, dir, options.clone(), &mut |_| {}).unwrap();
     let waiters = Arc::new(Waiters(Bay::new(BTreeMap::new())));
     log.observe(waiters.clone());
@@ -263,4 +263,19 @@ fn after_a_close_nothing_is_taken() {
     assert!(matches!(world.submit(key(1, 1), 1, 10, false), Err(LogError::Closed)));
     world.log.close().unwrap();
     assert_eq!(world.log.lead(), Lead::Stopped);
+}
+
+#[test]
+fn a_log_that_shall_not_go_past_the_page_cache_writes_and_syncs() {
+    let env = env::os::env();
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { past_cache: false, ..small() };
+    let log = Log::open(&env, &dir.path().join("log"), options, &mut |_| {}).unwrap();
+    let told = Arc::new(rig::Told::default());
+    log.observe(told.clone());
+    let (items, last) = ([item(1, 1, 10)], Seqno(1));
+    log.submit(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None, past: None })
+        .unwrap();
+    assert_eq!(log.lead(), Lead::Idle);
+    assert_eq!((log.stats().way, told.mark(key(1, 1)).seqno), ("write and fdatasync", last));
 }

@@ -86,6 +86,13 @@ impl Couch {
         Ok(())
     }
 
+    /// Goes back to before the first commit: the next one starts from nothing.
+    pub fn clear(&mut self) {
+        let header = &mut self.snapshot.header;
+        (header.update_seq, header.purge_seq) = (0, 0);
+        (header.by_seq, header.by_id, header.local) = (None, None, None);
+    }
+
     /// Starts a change of the file.
     pub fn batch(&mut self) -> Result<Batch<'_>> {
         Batch::new(self)

@@ -215,6 +215,10 @@ impl Bucket {
         self.record_waiters.cancel();
     }
 
+    pub(crate) fn me(&self) -> Option<Arc<Bucket>> {
+        self.me.upgrade()
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -267,6 +271,7 @@ impl Bucket {
         let Some(me) = self.me.upgrade() else { return };
         self.counters.fetches.add(1);
         let (vb, key) = request.lend(|r| (r.vb, KeyBuf::copy_of(r.key)));
+        let clears = self.vbuckets[usize::from(vb.0)].table.clears();
         let filed = self.vbuckets[usize::from(vb.0)].log.marks.filed();
         let bytes = request.memory() as i64;
         self.fetching.requests.fetch_add(1, Relaxed);
@@ -275,7 +280,7 @@ impl Bucket {
             me.fetching.requests.fetch_sub(1, Relaxed);
             me.fetching.bytes.fetch_sub(bytes, Relaxed);
             match found {
-                Ok(item) => me.retry(request, Fetched::Found { item, filed }, waiter, round),
+                Ok(item) => me.retry(request, Fetched::Found { item, filed, clears }, waiter, round),
                 Err(_) if me.stopped.load(Relaxed) => waiter.finish(Err(OpError::Cancelled)),
                 Err(error) => waiter.finish(Err(OpError::Unreadable(error.to_string()))),
             }
@@ -310,6 +315,11 @@ impl Bucket {
             _ => return Err(OpError::NotMyVbucket.into()),
         }
         self.admit(vb, request)?;
+        let fetched = match fetched {
+            // Of before a rollback.
+            Fetched::Found { clears, .. } if *clears != vb.table.clears() => &Fetched::NotAsked,
+            fetched => fetched,
+        };
         let mut run = Run {
             vb,
             clock: &*self.env.clock,
@@ -639,9 +649,10 @@ impl Bucket {
     }
 
     fn fetch_now(&self, vb: &VBucket, key: DocKey<'_>) -> Result<Fetched, OpError> {
+        let clears = vb.table.clears();
         let filed = vb.log.marks.filed();
         let item = self.store.fetch_now(vb.id, key).map_err(|e| OpError::Unreadable(e.to_string()))?;
-        Ok(Fetched::Found { item, filed })
+        Ok(Fetched::Found { item, filed, clears })
     }
 
     /// The newest committed version of a key, read from the file on this thread if need be.
@@ -657,7 +668,7 @@ impl Bucket {
                     return Ok(None);
                 }
                 match fetched {
-                    Fetched::Found { item, filed } if vb.table.left_upto() <= filed => return Ok(item),
+                    Fetched::Found { item, filed, .. } if vb.table.left_upto() <= filed => return Ok(item),
                     _ => {}
                 }
             }

@@ -74,7 +74,7 @@ pub(crate) fn refuse_topology(topology: &[Vec<Option<String>>]) -> Option<&'stat
 ///
 /// 1. A mark of a node only grows, unless the node has begun anew.
 /// 2. Which chains a node is in is one bit each, so that asking for a majority goes over the nodes once.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Chains {
     /// Of each chain, how many nodes make a majority.
     majorities: Vec<u8>,
@@ -83,7 +83,7 @@ pub(crate) struct Chains {
     peers: Vec<Peer>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Peer {
     name: Box<str>,
     chains: u8,

@@ -5,6 +5,7 @@
 //! comes while another completes may leave: the completing thread looks again, under this lock, before it stops.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use changelog::Watermarks;
@@ -12,7 +13,7 @@ use types::{Level, Seqno};
 
 use crate::chain::Chains;
 use crate::op::{Mutated, OpError, OpResult, Reply, Waiter};
-use crate::passive::Passive;
+use crate::passive::{AckNudge, Passive};
 
 /// What the client of a sync write is told once it is committed.
 pub(crate) enum Answer {
@@ -82,6 +83,8 @@ pub(crate) struct Tracker {
     pub is_impossible: bool,
     /// Of a vBucket that is not active.
     pub passive: Option<Box<Passive>>,
+    /// Of the next one: a rollback begins a new one.
+    pub passive_nudge: Option<Arc<dyn AckNudge>>,
     /// High and last completed prepare, for the statistics.
     pub high_prepared: Seqno,
     pub completed: Seqno,
@@ -185,9 +188,9 @@ impl Tracker {
         }
     }
 
-    /// The oldest prepare under way.
-    pub fn oldest(&self) -> Option<&SyncWrite> {
-        self.queue.front()
+    /// The prepares under way, oldest first.
+    pub fn writes(&self) -> impl Iterator<Item = &SyncWrite> {
+        self.queue.iter()
     }
 
     /// The timer has looked.

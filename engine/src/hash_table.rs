@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
 use hashbrown::HashTable as Table;
@@ -104,6 +104,8 @@ pub struct Leaving {
     pub heat_max: u8,
     /// Key and metadata too.
     pub whole: bool,
+    /// [`HashTable::clears`] when `filed` was read.
+    pub clears: u32,
 }
 
 /// What left.
@@ -153,6 +155,8 @@ pub struct HashTable {
     pub counts: Counts,
     /// The highest seqno of an item that left whole: what the file said before it had that one may be out of date.
     left_upto: AtomicU64,
+    /// How often everything was taken out.
+    clears: AtomicU32,
     /// Keep a filter of all keys.
     filtered: bool,
     /// Of every table of the bucket together.
@@ -169,7 +173,8 @@ impl HashTable {
         backlog_bytes: Arc<AtomicI64>,
     ) -> HashTable {
         let (stripes, counts, left_upto) = (OnceLock::new(), Counts::default(), AtomicU64::new(0));
-        HashTable { seed, stripes, counts, left_upto, filtered, bucket_bytes, backlog_bytes }
+        let clears = AtomicU32::new(0);
+        HashTable { seed, stripes, counts, left_upto, clears, filtered, bucket_bytes, backlog_bytes }
     }
 
     fn stripes(&self) -> &[Mutex<Stripe>] {
@@ -215,6 +220,25 @@ impl HashTable {
         Seqno(self.left_upto.load(Relaxed))
     }
 
+    /// How often [`HashTable::clear`] was called. What was read of the file before the last time is void.
+    pub fn clears(&self) -> u32 {
+        self.clears.load(SeqCst)
+    }
+
+    /// Takes everything out: the vBucket goes back to an earlier state. Nobody may be putting anything in who does not look at
+    /// [`HashTable::clears`] with the stripe held.
+    pub fn clear(&self) {
+        self.clears.fetch_add(1, SeqCst);
+        for stripe in self.made() {
+            let mut stripe = stripe.lock();
+            let items = std::mem::take(&mut stripe.items);
+            let rare = stripe.rare.take();
+            items.iter().chain(rare.iter().flat_map(|rare| &rare.prepares)).for_each(|item| self.count(item, -1));
+            self.charge(&mut stripe);
+        }
+        self.left_upto.store(0, Relaxed);
+    }
+
     /// Makes the filter ready for so many more keys.
     pub fn reserve_filter(&self, keys: u64) {
         for stripe in self.stripes() {
@@ -225,8 +249,9 @@ impl HashTable {
     }
 
     /// Forgets the tombstones up to `filed`: the file has them. Returns how many.
-    pub fn drop_tombstones(&self, filed: Seqno) -> usize {
-        let left = |stripe| self.remove(stripe, |item| item.is_deleted() && item.seqno() <= filed).items as usize;
+    pub fn drop_tombstones(&self, filed: Seqno, clears: u32) -> usize {
+        let left =
+            |stripe| self.remove(stripe, clears, |item| item.is_deleted() && item.seqno() <= filed).items as usize;
         self.made().map(left).sum()
     }
 
@@ -243,7 +268,7 @@ impl HashTable {
             }
             cold
         };
-        if leaving.whole { self.remove(stripe, goes) } else { self.strip(stripe, goes) }
+        if leaving.whole { self.remove(stripe, leaving.clears, goes) } else { self.strip(stripe, leaving.clears, goes) }
     }
 
     /// Adds what could leave one stripe to `map`.
@@ -254,8 +279,11 @@ impl HashTable {
         }
     }
 
-    fn remove(&self, stripe: &Mutex<Stripe>, mut goes: impl FnMut(&Item) -> bool) -> Left {
+    fn remove(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Item) -> bool) -> Left {
         let mut stripe = stripe.lock();
+        if self.clears() != clears {
+            return Left::default();
+        }
         let Stripe { items, rare, .. } = &mut *stripe;
         let mut left = Left::default();
         items.retain(|item| {
@@ -280,8 +308,11 @@ impl HashTable {
         rare.as_ref().is_some_and(|rare| rare.has(self.seed.hash(item.id()), item.id()))
     }
 
-    fn strip(&self, stripe: &Mutex<Stripe>, mut goes: impl FnMut(&Item) -> bool) -> Left {
+    fn strip(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Item) -> bool) -> Left {
         let mut stripe = stripe.lock();
+        if self.clears() != clears {
+            return Left::default();
+        }
         let Stripe { items, rare, .. } = &mut *stripe;
         let mut left = Left::default();
         for item in items.iter_mut() {
@@ -552,9 +583,9 @@ mod tests {
         assert_eq!(live + dead, 100);
         assert_eq!(held, bytes.items.load(Relaxed));
         assert!(bytes.tables.load(Relaxed) >= 100 * 9 && bytes.filters.load(Relaxed) >= 100);
-        assert_eq!(table.drop_tombstones(Seqno(1000)) as i64, dead);
+        assert_eq!(table.drop_tombstones(Seqno(1000), 0) as i64, dead);
         assert_eq!(table.counts.tombstones.load(Relaxed), 0);
-        let leaving = Leaving { filed: Seqno(1000), heat_max: 255, whole: false };
+        let leaving = Leaving { filed: Seqno(1000), heat_max: 255, whole: false, clears: 0 };
         (0..STRIPES).for_each(|stripe| assert_eq!(table.evict(stripe, leaving, || true).items, 0));
         (0..STRIPES).for_each(|stripe| _ = table.evict(stripe, leaving, || false));
         assert_eq!(table.counts.non_resident.load(Relaxed), live);
@@ -572,7 +603,7 @@ mod tests {
             let key = KeyBuf::in_default_collection(format!("k{n}").as_bytes()).unwrap();
             table.lock(key.as_key()).put_committed(item(key.as_key(), n, true), true);
         }
-        assert_eq!(table.drop_tombstones(Seqno(4)), 4);
+        assert_eq!(table.drop_tombstones(Seqno(4), 0), 4);
         assert_eq!(table.counts.tombstones.load(Relaxed), 6);
     }
 
@@ -592,7 +623,7 @@ mod tests {
         let prepare = Item::new(prepared, meta, Kind::Prepare { level: types::Level::Majority }, None);
         table.lock(prepared).put_prepare(prepare);
         let leave = |filed, heat_max| {
-            let leaving = Leaving { filed: Seqno(filed), heat_max, whole: true };
+            let leaving = Leaving { filed: Seqno(filed), heat_max, whole: true, clears: 0 };
             (0..STRIPES).for_each(|stripe| _ = table.evict(stripe, leaving, || false));
         };
         leave(99, 25);

@@ -21,6 +21,8 @@ mod durability;
 mod engine;
 mod expiry;
 mod hash_table;
+#[cfg(test)]
+mod histories;
 mod key_filter;
 pub mod op;
 mod ops;
@@ -29,6 +31,7 @@ mod pager;
 mod passive;
 mod replica;
 mod roles;
+mod rollback;
 mod stats;
 mod terms;
 mod value;
@@ -48,6 +51,7 @@ pub use op::{
 pub use passive::AckNudge;
 pub use replica::{ApplyError, Change, Given, ResumePoint, SnapshotMarker};
 pub use roles::Role;
+pub use rollback::RolledBack;
 pub use stats::{KeyState, MemoryParts, ObserveSeqno, Observed};
 pub use value::{SYSTEM_XATTR_BYTES_MAX, VALUE_BYTES_MAX};
 pub use vbucket::VBucket;

@@ -203,7 +203,8 @@ impl Bucket {
     /// The stripe `n`, counted over all vBuckets, and what may leave it.
     fn stripe(&self, n: usize, heat_max: u8) -> (&VBucket, usize, Leaving) {
         let vb = &self.vbuckets[n % self.stripes() / STRIPES];
-        let leaving = Leaving { filed: vb.log.marks.filed(), heat_max, whole: vb.full_eviction };
+        let clears = vb.table.clears();
+        let leaving = Leaving { filed: vb.log.marks.filed(), heat_max, whole: vb.full_eviction, clears };
         (vb, n % STRIPES, leaving)
     }
 

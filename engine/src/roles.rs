@@ -103,6 +103,9 @@ impl Bucket {
         let (given_up, version) = {
             // The queue changes together with the state, so that no write slips in between.
             let mut current = vb.state.write();
+            if vb.is_rolling_back.load(SeqCst) {
+                return Err(OpError::Temporary("this vBucket is being rolled back".into()));
+            }
             let mut record = (*vb.log.record()).clone();
             record.state = role.state;
             if let Some(topology) = role.topology {

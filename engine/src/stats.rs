@@ -264,7 +264,7 @@ impl Bucket {
     fn oldest_prepare_ms(&self, vb: &VBucket) -> Option<u64> {
         let (seqno, key) = {
             let waiting = vb.waiting.lock();
-            let oldest = waiting.as_deref()?.oldest()?;
+            let oldest = waiting.as_deref()?.writes().next()?;
             (oldest.seqno, KeyBuf::copy_of(DocKey::parse(&oldest.key).expect("taken from an item")))
         };
         let slot = vb.table.lock(key.as_key());

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64};
 use std::time::Duration;
 
 use changelog::{Allowance, Changelog, Snapshot, VbRecord};
+use persist::RecoveredVb;
 use types::rank::{Mutex, Rank, RwLock};
 use types::{Datatype, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
@@ -50,6 +51,8 @@ pub struct VBucket {
     pub purge: Seqno,
     pub(crate) waiting: Mutex<Option<Box<Tracker>>>,
     pub(crate) bells: Bells,
+    /// Nobody may change its state meanwhile.
+    pub(crate) is_rolling_back: AtomicBool,
 }
 
 /// What a vBucket begins with.
@@ -103,6 +106,7 @@ impl VBucket {
             purge: begin.purge,
             waiting: Mutex::ranked(Rank::Durability, None),
             bells: Bells::new(),
+            is_rolling_back: AtomicBool::new(false),
         };
         if has_prepared {
             let mut waiting = vb.waiting.lock();
@@ -210,7 +214,8 @@ impl VBucket {
         }
         // Said before it is true, so that nobody misses one in between.
         self.tombstones_on_disk.store(true, Relaxed);
-        self.table.drop_tombstones(self.log.marks.filed())
+        let clears = self.table.clears();
+        self.table.drop_tombstones(self.log.marks.filed(), clears)
     }
 
     /// Whether this prepare is from before a restart.
@@ -259,7 +264,8 @@ impl VBucket {
             // Of what is not known to be on disk only the prepares in memory are said again.
             let first = prepares.first().map_or(tracker.high_prepared, |(seqno, _)| Seqno(seqno.0 - 1));
             let high_prepared = tracker.high_prepared.min(first.max(tracker.completed));
-            let passive = Passive::resume(high_prepared, tracker.completed, &prepares, whole);
+            let mut passive = Passive::resume(high_prepared, tracker.completed, &prepares, whole);
+            passive.nudge = tracker.passive_nudge.take();
             tracker.passive = Some(Box::new(passive));
         }
     }
@@ -350,6 +356,23 @@ impl VBucket {
             Item::new(key, meta, Kind::Abort { prepared: write.seqno }, None)
         });
         item.memory() as i64
+    }
+
+    /// Holds nothing any more of what it held, as its file went back to an earlier state. Call with `state` held for writing.
+    pub(crate) fn forget_all(&self, file: &RecoveredVb) {
+        // Before the table is empty: who does not find a key must look into the file.
+        self.is_loaded.store(false, Release);
+        self.tombstones_on_disk.store(true, Relaxed);
+        self.table.clear();
+        self.live.store(file.alive.saturating_sub(file.on_disk_prepares) as i64, Relaxed);
+        self.live_is_rough.store(false, Relaxed);
+        self.inherited_upto.store(0, Relaxed);
+        self.set_uuid(file.record.failover.current().uuid);
+        if let Some(tracker) = self.waiting.lock().as_deref_mut() {
+            let nudge = tracker.passive.take().and_then(|passive| passive.nudge);
+            (tracker.high_prepared, tracker.completed) = (file.high_prepared, file.completed);
+            tracker.passive_nudge = nudge;
+        }
     }
 
     /// Takes out everyone who waits: the vBucket stops being active, or the server stops.

@@ -146,7 +146,7 @@ impl Bucket {
         Ok(recovered)
     }
 
-    fn recover_prepares(&self, vb: &VBucket) -> Result<u64, StoreError> {
+    pub(crate) fn recover_prepares(&self, vb: &VBucket) -> Result<u64, StoreError> {
         let prepares = self.store.open_prepares(vb.id)?;
         let mut count = 0;
         for prepare in &prepares {
@@ -217,8 +217,9 @@ impl Bucket {
     }
 
     /// Loads one vBucket: all of its keys, or under full eviction a filter of them; values while there is room.
-    fn load(&self, id: VbId) -> Result<(), StoreError> {
+    pub(crate) fn load(&self, id: VbId) -> Result<(), StoreError> {
         let (vb, progress) = (&self.vbuckets[usize::from(id.0)], &self.warm_up);
+        let clears = vb.table.clears();
         let filed = vb.log.marks.filed();
         let has_room = |bytes: usize| self.memory_used() + bytes as u64 <= self.low_mark();
         let mut documents = 0i64;
@@ -232,6 +233,9 @@ impl Bucket {
             progress.bytes.fetch_add((item.id().len() + item.value().len()) as u64, Relaxed);
             let key = KeyBuf::copy_of(item.key());
             let mut slot = vb.table.lock(key.as_key());
+            if vb.table.clears() != clears {
+                return;
+            }
             slot.note_key();
             if slot.committed().is_some() {
                 return;
@@ -246,7 +250,10 @@ impl Bucket {
         let options = persist::WarmUp { tombstones: vb.full_eviction, prove: true };
         let read = self.store.warm_up(id, options, &mut |_, bytes| has_room(bytes), &mut each)?;
         let said = read.map_or(0, |file| file.alive.saturating_sub(file.on_disk_prepares));
-        vb.set_loaded(documents - said as i64);
+        let _state = vb.state.read();
+        if vb.table.clears() == clears {
+            vb.set_loaded(documents - said as i64);
+        }
         Ok(())
     }
 }
@@ -423,8 +430,9 @@ mod tests {
                 let dropper = scope.spawn(|| vb.drop_tombstones());
                 until(|| dropper.is_finished() || tombstones() < before);
                 for stripe in (0..crate::hash_table::STRIPES).filter(|stripe| *stripe != held) {
-                    let whole = vb.full_eviction;
-                    let leaving = crate::hash_table::Leaving { filed: vb.log.marks.filed(), heat_max: 255, whole };
+                    let (whole, clears) = (vb.full_eviction, vb.table.clears());
+                    let filed = vb.log.marks.filed();
+                    let leaving = crate::hash_table::Leaving { filed, heat_max: 255, whole, clears };
                     vb.table.evict(stripe, leaving, || false);
                 }
                 release.send(()).expect("still there");

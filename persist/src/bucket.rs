@@ -18,7 +18,7 @@ use crate::queue::Urgency;
 use crate::spec::BucketSpec;
 use crate::stats::BucketStoreStats;
 use crate::vb::{Committed, Done, Home, Nudge, Vb};
-use crate::{codec, fetch};
+use crate::{codec, fetch, rollback};
 
 /// The files of one bucket.
 ///
@@ -242,6 +242,17 @@ impl BucketStore {
     /// Ends a compaction of the vBucket that runs or waits; whoever asked for it is told so.
     pub fn cancel_compaction(&self, vb: VbId) {
         self.home.shared.compactor.cancel(self.vb(vb));
+    }
+
+    /// Takes a vBucket back to an earlier commit of its file: the newest that is whole and not after `to`, or to nothing. Durable
+    /// when it returns what the file says now; what was later is void in the commit log too, and its changelog, whose readers
+    /// see nothing of the past any more, goes on from there. Nothing may be appended meanwhile. Waits for the disk, for a flush,
+    /// and for a step of a compaction. An error leaves the vBucket as it was, or poisoned.
+    pub fn roll_back(&self, vb: VbId, to: Seqno) -> Result<RecoveredVb, StoreError> {
+        let vb = self.vb(vb);
+        rollback::roll_back(vb, to)?;
+        let committed = vb.committed().expect("a rollback leaves a commit");
+        Ok(recovered(vb.id, &committed))
     }
 
     /// Tombstones up to here may be gone from the vBucket's file.

@@ -53,7 +53,11 @@ impl Records {
 
     fn became_durable(&mut self, upto: u64) {
         while self.submitted.front().is_some_and(|(version, _)| *version <= upto) {
-            self.logged = self.submitted.pop_front();
+            let newer = self.submitted.pop_front();
+            // What was submitted while a rollback began is void.
+            if newer.as_ref().map(|record| record.0) > self.logged.as_ref().map(|record| record.0) {
+                self.logged = newer;
+            }
         }
     }
 }

@@ -76,7 +76,7 @@ pub(crate) struct Attached {
 pub(crate) type Done = Box<dyn FnOnce(Result<Option<Item>, StoreError>) + Send>;
 
 /// 1. One flush at a time: whoever got this from the queue, until it gives it back.
-/// 2. The marks move, and are poisoned, under the lock of `state`: whoever publishes `durable` may be another than who
+/// 2. The marks move, go back, and are poisoned, under the lock of `state`: whoever publishes `durable` may be another than who
 ///    finds the file broken.
 /// 3. `committed` changes only when a commit has succeeded, before the marks say so.
 /// 4. No lock is held across I/O.
@@ -91,6 +91,8 @@ pub(crate) struct Vb {
     pub asks: AtomicU32,
     /// On the list of those whose changes nobody waits for.
     pub is_promised: AtomicBool,
+    /// On its way back to an earlier commit: no compaction goes on.
+    pub is_rolling_back: AtomicBool,
     /// On the filer's list.
     pub is_listed: AtomicBool,
     /// This vBucket's part of [`Home::unfiled_bytes`].
@@ -122,6 +124,7 @@ impl Vb {
             ticket: Ticket::default(),
             asks: AtomicU32::new(0),
             is_promised: AtomicBool::new(false),
+            is_rolling_back: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             unfiled_bytes: AtomicU64::new(0),
             gate: Gate::default(),
@@ -217,6 +220,14 @@ impl Vb {
             marks.publish_durable(seqno);
         }
         marks.publish_filed(seqno);
+    }
+
+    /// An earlier state is the newest again; the marks go back to it.
+    pub fn roll_back(&self, attached: &Attached, committed: Committed) {
+        let mut state = self.state.lock();
+        attached.log.marks.roll_back(committed.high);
+        state.failures = 0;
+        state.committed = Some(Arc::new(committed));
     }
 
     /// Stops the marks for good, and tells.

@@ -260,6 +260,7 @@ fn store_options(config: &Config) -> persist::Options {
     let log = LogOptions {
         segment_bytes: config.log_segment_bytes,
         bytes_max: config.log_bytes_max,
+        past_cache: config.log_past_cache,
         file_after: Duration::from_secs(u64::from(config.filing_age_s_max)),
         unfiled_bytes_max: config.filing_bytes_max,
         ..LogOptions::default()

@@ -59,7 +59,7 @@ pub enum DeleteSource {
 }
 
 /// How durable a synchronous write must be. The discriminants are the wire's and the file's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Level {
     Majority = 1,

@@ -52,7 +52,8 @@ pub(crate) enum Fetched {
     #[default]
     NotAsked,
     /// What it holds, and the seqno up to which it had everything when it was asked.
-    Found { item: Option<Item>, filed: Seqno },
+    /// `clears`: of the table, at that time.
+    Found { item: Option<Item>, filed: Seqno, clears: u32 },
 }
 
 /// The committed document, as an operation sees it.
@@ -179,7 +180,7 @@ impl Run<'_> {
         if self.vb.is_absent(&self.slot, tombstones) {
             return Ok(None);
         }
-        let Fetched::Found { item, filed } = self.fetched else { return Err(Stop::NeedsFile) };
+        let Fetched::Found { item, filed, .. } = self.fetched else { return Err(Stop::NeedsFile) };
         // If anything newer than the read has left memory, it may have been this key.
         if self.vb.table.left_upto() > *filed {
             return Err(Stop::NeedsFile);

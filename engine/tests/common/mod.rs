@@ -43,6 +43,7 @@ pub struct World {
     pub engine: Engine,
     pub bucket: Arc<Bucket>,
     pub recovered: Vec<Recovered>,
+    commit_log: Option<persist::LogOptions>,
     letters: Arc<Letters>,
     next: std::cell::Cell<u64>,
 }
@@ -100,21 +101,31 @@ impl World {
         World::open(sim, spec)
     }
 
+    /// Changes go to a commit log first, and to the files later.
+    pub fn logged(seed: u64) -> World {
+        let (_, sim) = env::sim::env(seed);
+        World::open_with(sim, spec(), Some(small_log()))
+    }
+
     pub fn open(sim: Sim, spec: BucketSpec) -> World {
+        World::open_with(sim, spec, None)
+    }
+
+    fn open_with(sim: Sim, spec: BucketSpec, commit_log: Option<persist::LogOptions>) -> World {
         let env = sim.env();
-        let (stepper, engine, recovered) = try_open(&env, &sim.clock).expect("opens");
+        let (stepper, engine, recovered) = try_open_with(&env, &sim.clock, commit_log.clone()).expect("opens");
         let bucket = engine.bucket(&spec.name).unwrap_or_else(|| engine.create_bucket(spec).expect("a new bucket"));
         let letters = Arc::new(Letters::default());
-        World { sim, env, stepper, engine, bucket, recovered, letters, next: std::cell::Cell::new(0) }
+        World { sim, env, stepper, engine, bucket, recovered, commit_log, letters, next: std::cell::Cell::new(0) }
     }
 
     /// Ends the program without a word and starts it again.
     pub fn restart(self) -> World {
-        let World { mut sim, stepper, engine, bucket, .. } = self;
+        let World { mut sim, stepper, engine, bucket, commit_log, .. } = self;
         sim.kill();
         let spec = BucketSpec::clone(&bucket.spec());
         drop((bucket, engine, stepper));
-        World::open(sim, spec)
+        World::open_with(sim, spec, commit_log)
     }
 
     /// Begins a request: its number, and the answer if there is one at once.

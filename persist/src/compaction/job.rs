@@ -91,7 +91,10 @@ impl Job {
     fn is_cancelled(&self) -> bool {
         let vb = self.vb();
         let is_poisoned = || vb.attached().is_some_and(|attached| attached.log.marks.poisoned().is_some());
-        self.progress.cancelled.load(Ordering::Acquire) || vb.home.gone.load(Ordering::Acquire) || is_poisoned()
+        self.progress.cancelled.load(Ordering::Acquire)
+            || vb.is_rolling_back.load(Ordering::Acquire)
+            || vb.home.gone.load(Ordering::Acquire)
+            || is_poisoned()
     }
 
     fn step(&mut self) -> Result<Turn, StoreError> {
