@@ -99,7 +99,7 @@ fn open(env: &env::Env) -> (Arc<Log>, Arc<Told>) {
 }
 
 fn pools(env: &env::Env) -> Arc<Pools> {
-    Pools::start(env, &PoolConfig { readers: 1, writers: 1, background: 1, cpu: 1 })
+    Pools::start(env, &PoolConfig { readers: 1, writers: 1, background: 1, compaction: 1, cpu: 1 })
 }
 
 /// Goal: no submission is left behind. Method: those who submit lead themselves, and then wait.

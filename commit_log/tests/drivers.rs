@@ -166,7 +166,7 @@ fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, round
     let log = Log::open(env, dir, options.clone(), &mut |_| {}).unwrap();
     let waiters = Arc::new(Waiters(Bay::new(BTreeMap::new())));
     log.observe(waiters.clone());
-    let pools = Pools::start(env, &PoolConfig { readers: 1, writers: 2, background: 1, cpu: 1 });
+    let pools = Pools::start(env, &PoolConfig { readers: 1, writers: 2, background: 1, compaction: 1, cpu: 1 });
     if let Some(driver) = driver {
         log.drive(&pools, driver).unwrap();
     }
@@ -243,7 +243,7 @@ fn threads_on_real_files_share_syncs() {
 fn a_log_that_is_dropped_takes_its_thread_along() {
     let (env, _) = sim::env(1);
     let (log, _) = open(&env, small()).unwrap();
-    let pools = Pools::start(&env, &PoolConfig { readers: 1, writers: 1, background: 1, cpu: 1 });
+    let pools = Pools::start(&env, &PoolConfig { readers: 1, writers: 1, background: 1, compaction: 1, cpu: 1 });
     log.drive(&pools, Driver::Thread).unwrap();
     let weak = Arc::downgrade(&log);
     drop(log);

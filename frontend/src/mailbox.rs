@@ -28,6 +28,8 @@ pub enum Letter {
     },
     /// Somebody has waited for a place for a while and none came free: part with those who only hold one.
     Crowded,
+    /// The moment has come that the worker's alarm was set for.
+    Alarm,
     Bounds(Bounds),
     Answer {
         ticket: Ticket,

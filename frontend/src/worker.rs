@@ -10,6 +10,7 @@
 //! `readable` and `writable` are kept until a call says "would block". A connection that used up its turn goes to the
 //! end of the queue with its flags as they are; nothing is lost by that, and nobody starves behind a busy one.
 
+mod alarm;
 mod deadlines;
 
 use std::cmp::Reverse;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use alarm::Alarm;
 use deadlines::note_end;
 use engine::Ticket;
 use limits::Permit;
@@ -75,6 +77,9 @@ pub(crate) struct Worker {
     strangers: VecDeque<(Duration, Slot)>,
     /// When to look at a connection's other deadlines. Entries that are too early do no harm: see `deadlines`.
     timers: BinaryHeap<Reverse<(Duration, Slot)>>,
+    alarm: Alarm,
+    /// The alarm went off, and the deadlines were not looked at since.
+    rang: bool,
     bounds: Bounds,
     lender: Lender,
     draining: Option<Duration>,
@@ -109,6 +114,8 @@ impl Worker {
         Worker {
             bounds,
             timers: BinaryHeap::new(),
+            alarm: Alarm::new(&shared.pools, mailbox.clone()),
+            rang: false,
             poll,
             shared,
             mailbox,
@@ -126,7 +133,7 @@ impl Worker {
         let mut events = Events::with_capacity(1024);
         let mut letters = Vec::new();
         while self.draining.is_none() || self.open > 0 {
-            let patience = self.patience();
+            let patience = (!self.ready.is_empty()).then_some(Duration::ZERO);
             match self.poll.poll(&mut events, patience) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -146,7 +153,9 @@ impl Worker {
                 let Some(place) = self.ready.pop_front() else { break };
                 self.turn(place as usize);
             }
-            self.keep_deadlines();
+            if std::mem::take(&mut self.rang) {
+                self.keep_deadlines();
+            }
         }
     }
 
@@ -167,6 +176,11 @@ impl Worker {
             Letter::Bounds(bounds) => {
                 self.bounds = bounds;
                 self.slots().into_iter().for_each(|slot| self.set_timer(slot));
+                self.set_alarm();
+            }
+            Letter::Alarm => {
+                self.alarm.note_ring();
+                self.rang = true;
             }
             Letter::Answer { ticket, answer } => self.finish(ticket, answer),
             Letter::Look { slot } => self.enqueue(slot),
@@ -180,6 +194,7 @@ impl Worker {
                 let soon = self.shared.now() + LINGER_DRAINING;
                 self.lingering.iter_mut().for_each(|(until, _)| *until = soon.min(*until));
                 self.close_all(self.slots());
+                self.set_alarm();
             }
         }
     }
@@ -226,8 +241,7 @@ impl Worker {
         let now = self.shared.now();
         let stranger_since = self.shared.is_stranger(&session).then_some(now);
         if stranger_since.is_some() {
-            self.skip_acquaintances();
-            self.strangers.push_back((now, slot));
+            self.expect_login(now, slot);
         }
         let mut connection = Connection {
             stream,
@@ -324,7 +338,7 @@ impl Worker {
         let now = self.shared.now();
         connection.stranger_since = is_stranger.then_some(now);
         if is_stranger {
-            self.strangers.push_back((now, connection.session.slot));
+            self.expect_login(now, connection.session.slot);
             if !connection.in_reserve() {
                 self.shared.strangers.stay();
                 connection.counted = true;
@@ -452,6 +466,7 @@ impl Worker {
         let until = self.shared.now() + linger;
         connection.phase = Phase::Lingering { until };
         self.lingering.push_back((until, connection.session.slot));
+        self.alarm.set(until);
         linger_now(connection)
     }
 

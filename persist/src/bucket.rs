@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 
 use changelog::{Changelog, Snapshot, VbRecord};
 use couchstore::DocInfo;
+use governor::Governor;
 use parking_lot::Mutex;
 use types::rank::{Rank, RwLock};
 use types::{Cas, DocKey, Item, Kind, Meta, RevSeqno, Seqno, VbId};
@@ -253,6 +254,11 @@ impl BucketStore {
         rollback::roll_back(vb, to)?;
         let committed = vb.committed().expect("a rollback leaves a commit");
         Ok(recovered(vb.id, &committed))
+    }
+
+    /// Whom background work on the bucket's files asks how fast it may go.
+    pub fn governor(&self) -> &Governor {
+        &self.home.shared.governor
     }
 
     /// Tombstones up to here may be gone from the vBucket's file.

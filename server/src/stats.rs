@@ -109,6 +109,7 @@ impl Process {
         let rate = reading.bytes_per_s.map_or("unlimited".to_owned(), |rate| rate.to_string());
         emit("running", &running.len().to_string());
         emit("queued", &queued.to_string());
+        emit("exclusive", &summary(&persist::stats::COMPACTION_FINISHES.snapshot()).to_string());
         emit("pace", reading.held.name());
         emit("background_bytes_per_s", &rate);
         emit("background_floor_bytes_per_s", &reading.floor_bytes_per_s.to_string());

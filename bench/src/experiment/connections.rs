@@ -76,7 +76,14 @@ impl Connections {
                     })?;
                 }
             }
-            // Nobody waits for a slot and nobody logs in: what memcached does, done here.
+            // Nobody waits for a slot. A login and a GET, in a round trip each; then with the bucket selected, all in one
+            // round trip, as clients do that know what will be answered; then what memcached does, without a login.
+            self.on_settee(bench, round, "login", &settee, &[], time, |server| {
+                vec![auth_step(server), get_step(1, false)]
+            })?;
+            self.on_settee(bench, round, "login-at-once", &settee, &[], time, |server| {
+                vec![auth_step(server).and(select_step()).and(get_step(1, false))]
+            })?;
             let settings = ["kv.open_bucket=default".to_owned()];
             self.on_settee(bench, round, "open-bucket", &settee, &settings, time, |_| one.to_vec())?;
             self.on_memcached(bench, round, &one, time)?;
@@ -111,6 +118,8 @@ impl Connections {
         let [small, _, large] = TABLE_SIZES.map(|slots| format!("table-{slots}"));
         let ratios = vec![
             Ratio::new("slot_ns", &large, &small),
+            Ratio::new("conns_per_s", "login", "memcached"),
+            Ratio::new("conns_per_s", "login-at-once", "memcached"),
             Ratio::new("conns_per_s", "open-bucket", "memcached"),
             Ratio::new("conns_per_s", "list-512", "scan-512"),
         ];

@@ -1,6 +1,6 @@
 //! What a worker does by the clock: it ends connections whose clients take their time.
 //!
-//! The poll is given the nearest of all deadlines, so an idle worker sleeps until then or for good. A deadline that has
+//! The alarm is set for the nearest of all deadlines, so an idle worker sleeps until then or for good. A deadline that has
 //! moved on meanwhile is looked at once for nothing; a busy connection costs one entry in a timeout, not one a request.
 
 use std::cmp::Reverse;
@@ -37,19 +37,23 @@ enum Due {
 }
 
 impl Worker {
-    /// How long the poll may wait.
-    pub(super) fn patience(&mut self) -> Option<Duration> {
-        if !self.ready.is_empty() {
-            return Some(Duration::ZERO);
-        }
+    /// Has the alarm go off for the nearest of all deadlines.
+    pub(super) fn set_alarm(&mut self) {
         self.skip_acquaintances();
         let first = |queue: &VecDeque<(Duration, Slot)>| queue.front().map(|(at, _)| *at);
         let login = first(&self.strangers).map(|since| since + self.bounds.login_timeout);
         let timer = self.timers.peek().map(|Reverse((at, _))| *at);
         let deadlines = [first(&self.lingering), login, timer, self.draining];
-        let next = deadlines.into_iter().flatten().min()?;
-        // Rounded up to what the poll can tell apart, so that it does not spin through the last millisecond.
-        Some(next.saturating_sub(self.shared.now()) + Duration::from_millis(1))
+        if let Some(next) = deadlines.into_iter().flatten().min() {
+            self.alarm.set(next);
+        }
+    }
+
+    /// From `since` on this connection has to log in.
+    pub(super) fn expect_login(&mut self, since: Duration, slot: Slot) {
+        self.skip_acquaintances();
+        self.strangers.push_back((since, slot));
+        self.alarm.set(since + self.bounds.login_timeout);
     }
 
     /// Takes those off the front of the strangers that are none any more.
@@ -71,15 +75,12 @@ impl Worker {
         if connection.timer.is_none_or(|timer| at < timer) {
             connection.timer = Some(at);
             self.timers.push(Reverse((at, slot)));
+            self.alarm.set(at);
         }
     }
 
     /// Ends what is due to end.
     pub(super) fn keep_deadlines(&mut self) {
-        let nothing = self.lingering.is_empty() && self.strangers.is_empty() && self.timers.is_empty();
-        if nothing && self.draining.is_none() {
-            return;
-        }
         let now = self.shared.now();
         self.end_late_logins(now);
         self.end_the_quiet(now);
@@ -90,6 +91,7 @@ impl Worker {
         if self.draining.is_some_and(|until| until <= now) {
             self.slots().into_iter().for_each(|slot| self.drop_slot(slot));
         }
+        self.set_alarm();
     }
 
     fn end_late_logins(&mut self, now: Duration) {
