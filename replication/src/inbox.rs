@@ -1,6 +1,6 @@
-//! Where others leave word for a producer: bells that rang, pieces of files that were read.
+//! Where others leave word for a producer or a consumer: bells that rang, pieces of files that were read, marks that moved.
 //!
-//! Posting wakes the producer's owner only when the box was empty: otherwise an earlier note has woken it and it has not
+//! Posting wakes the owner only when the box was empty: otherwise an earlier note has woken it and it has not
 //! yet looked. Both happen under the box's lock, so no note is left unseen.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use types::{Item, VbId};
 
 use crate::sync::{AtomicBool, Mutex};
 
-/// Has the owner of a producer look at it. May wake it for nothing.
+/// Has the owner of a producer or a consumer look at it. May wake it for nothing.
 pub trait Wake: Send + Sync {
     fn wake(&self);
 }
@@ -34,17 +34,17 @@ pub(crate) struct Piece {
     pub left: u64,
 }
 
-pub(crate) struct Inbox {
-    notes: Mutex<Vec<Note>>,
+pub(crate) struct Inbox<N = Note> {
+    notes: Mutex<Vec<N>>,
     wake: Arc<dyn Wake>,
 }
 
-impl Inbox {
-    pub fn new(wake: Arc<dyn Wake>) -> Arc<Inbox> {
+impl<N> Inbox<N> {
+    pub fn new(wake: Arc<dyn Wake>) -> Arc<Inbox<N>> {
         Arc::new(Inbox { notes: Mutex::ranked(Rank::RunQueue, Vec::new()), wake })
     }
 
-    pub fn post(&self, note: Note) {
+    pub fn post(&self, note: N) {
         let is_first = {
             let mut notes = self.notes.lock();
             notes.push(note);
@@ -56,7 +56,7 @@ impl Inbox {
     }
 
     /// Everything posted so far.
-    pub fn collect(&self) -> Vec<Note> {
+    pub fn collect(&self) -> Vec<N> {
         std::mem::take(&mut *self.notes.lock())
     }
 }

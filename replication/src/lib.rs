@@ -11,11 +11,14 @@
 //! commit of the vBucket's file first; when its consumer is slow, it is left behind and does so again. So what a consumer
 //! costs is bounded, and does not depend on how far behind it is.
 //!
+//! The other end is a [`Consumer`]: it follows the active vBuckets of one peer and has the engine apply what it is sent.
+//!
 //! Everything here is driven from outside: requests and the time are handed in, frames are taken out as there is room for
 //! them. This crate has not heard of sockets, threads or users.
 
 #![forbid(unsafe_code)]
 
+mod consumer;
 mod dress;
 mod filter;
 mod flow;
@@ -31,6 +34,7 @@ mod sync;
 mod takeover;
 mod terms;
 
+pub use consumer::{Broken, Consumer, ConsumerFace, Place};
 pub use filter::Filter;
 pub use inbox::Wake;
 pub use producer::{Producer, Pulled, Refusal};

@@ -1,4 +1,4 @@
-//! What all producers of this node count.
+//! What all producers and consumers of this node count.
 
 use metrics::{Counter, Gauge};
 
@@ -19,4 +19,10 @@ metrics::metrics! {
     pub static DCP_STREAMS_LEFT_BEHIND: Counter = "dcp_streams_left_behind";
     /// Consumers that were told to roll back.
     pub static DCP_ROLLBACKS: Counter = "dcp_rollbacks";
+    /// Replication connections to other nodes that are open now.
+    pub static DCP_CONSUMERS: Gauge = "dcp_consumers";
+    /// Changes that replicas here took from other nodes.
+    pub static DCP_ITEMS_RECEIVED: Counter = "dcp_items_received";
+    /// Times that a replica here went back to an earlier state.
+    pub static DCP_ROLLBACKS_DONE: Counter = "dcp_rollbacks_done";
 }
