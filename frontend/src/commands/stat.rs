@@ -142,6 +142,16 @@ fn streams(shared: &Shared, selected: &Selected) -> Lines {
             items_left += left;
         }
     }
+    for (peer, link) in shared.replicas.of_bucket(&selected.shape.name) {
+        let mut put = |name: &str, value: String| lines.push((format!("replicas of {peer}:{name}"), value));
+        put("connected", link.is_connected.load(Relaxed).to_string());
+        put("connects", link.connects.load(Relaxed).to_string());
+        put("vbuckets", link.wanted.load(Relaxed).to_string());
+        put("following", link.consumer.following.load(Relaxed).to_string());
+        put("items_received", link.consumer.items.load(Relaxed).to_string());
+        put("bytes_received", link.consumer.bytes.load(Relaxed).to_string());
+        put("trouble", link.trouble.lock().clone());
+    }
     let mut put = |name: &str, value: u64| lines.push((name.to_owned(), value.to_string()));
     put("ep_dcp_producer_count", producers.len() as u64);
     put("ep_dcp_stream_count", streams);
