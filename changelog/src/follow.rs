@@ -17,15 +17,20 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use types::{Item, Seqno};
 
 /// How much may be kept for followers alone; shared by many logs.
+///
+/// 1. A log that holds no more than its share of `bytes_max`, among those that hold any, is left alone even if there is too
+///    much: otherwise one slow follower of a quiet log would have all others left behind. So there may be twice as much.
 #[derive(Debug)]
 pub struct Allowance {
     bytes: AtomicI64,
     bytes_max: AtomicI64,
+    /// Logs that hold any.
+    holders: AtomicI64,
 }
 
 impl Allowance {
     pub fn new(bytes_max: u64) -> Allowance {
-        Allowance { bytes: AtomicI64::new(0), bytes_max: AtomicI64::new(clamp(bytes_max)) }
+        Allowance { bytes: AtomicI64::new(0), bytes_max: AtomicI64::new(clamp(bytes_max)), holders: AtomicI64::new(0) }
     }
 
     pub fn set(&self, bytes_max: u64) {
@@ -37,9 +42,17 @@ impl Allowance {
         self.bytes.load(Relaxed).max(0) as u64
     }
 
-    /// True: that is too much.
-    fn add(&self, bytes: i64) -> bool {
-        self.bytes.fetch_add(bytes, Relaxed) + bytes > self.bytes_max.load(Relaxed)
+    /// A log that held `before` bytes holds `now`.
+    fn change(&self, before: i64, now: i64) {
+        self.bytes.fetch_add(now - before, Relaxed);
+        self.holders.fetch_add(i64::from(now > 0) - i64::from(before > 0), Relaxed);
+    }
+
+    /// Whether a log that holds so much has to let go of it.
+    fn is_too_much(&self, held: i64) -> bool {
+        let bytes_max = self.bytes_max.load(Relaxed);
+        let share = bytes_max / self.holders.load(Relaxed).max(1);
+        self.bytes.load(Relaxed) > bytes_max && held > share
     }
 }
 
@@ -124,10 +137,13 @@ impl Followers {
         let kept: usize = entries.range(from..).take_while(upto).map(Item::memory).sum();
         let let_go = entries.iter().take_while(|item| item.seqno() < keep_from.min(before));
         let let_go: usize = let_go.map(Item::memory).sum();
-        let change = kept as i64 - let_go as i64;
-        self.bytes += change;
-        let too_much = self.allowance.add(change);
-        if too_much && self.bytes > 0 { self.leave_behind() } else { keep_from }
+        self.set_bytes(self.bytes + kept as i64 - let_go as i64);
+        if self.allowance.is_too_much(self.bytes) { self.leave_behind() } else { keep_from }
+    }
+
+    fn set_bytes(&mut self, bytes: i64) {
+        self.allowance.change(self.bytes, bytes);
+        self.bytes = bytes;
     }
 
     /// The log goes on from elsewhere, at `next`: nobody's place is there any more.
@@ -141,13 +157,13 @@ impl Followers {
     fn leave_behind(&mut self) -> Seqno {
         let passed = self.passed;
         self.places.iter_mut().filter(|place| place.next < passed).for_each(|place| place.is_lost = true);
-        self.allowance.add(-std::mem::take(&mut self.bytes));
+        self.set_bytes(0);
         passed
     }
 }
 
 impl Drop for Followers {
     fn drop(&mut self) {
-        self.allowance.add(-self.bytes);
+        self.set_bytes(0);
     }
 }

@@ -138,6 +138,12 @@ impl Changelog {
         self
     }
 
+    /// Of a vBucket whose last changes are prepares or aborts: the last that is neither. To be said before the first append.
+    pub fn visible_upto(self, seqno: Seqno) -> Changelog {
+        self.marks.publish_visible(seqno);
+        self
+    }
+
     /// Takes the next seqno and a fresh CAS for the item `make` builds, and appends it. `make` runs under the log's lock:
     /// it should only put the stamp where it belongs.
     pub fn append(&self, clock: &dyn Clock, make: impl FnOnce(Stamp) -> Item) -> Item {
@@ -167,6 +173,9 @@ impl Changelog {
         self.alone_bytes.fetch_add(item.memory() as i64 + ENTRY_BYTES, Relaxed);
         inner.entries.push_back(item.clone());
         inner.high = item.seqno();
+        if item.is_committed() {
+            self.marks.publish_visible(inner.high);
+        }
         self.marks.publish_high(inner.high);
     }
 
@@ -275,10 +284,11 @@ impl Changelog {
     }
 
     /// Registers a reader that has seen everything up to and including `after`, and that may be left behind. `None`: that is
-    /// too far back for the memory already.
+    /// too far back for the memory already, or nobody was ever there.
     pub fn follow(&self, after: Seqno) -> Option<Follower> {
         let mut inner = self.inner.lock();
-        (after.next() >= inner.first).then(|| inner.followers.add(after.next()))
+        let is_here = after.next() >= inner.first && after <= inner.high();
+        is_here.then(|| inner.followers.add(after.next()))
     }
 
     /// What comes after everything the follower was given, up to about `bytes_max` bytes (at least one item if there is
@@ -561,8 +571,9 @@ mod tests {
         let before = log.max_cas();
         let void = log.read(&cursor, usize::MAX).last;
         log.roll_back(Seqno(10));
-        log.marks.roll_back(Seqno(10));
+        log.marks.roll_back(Seqno(10), Seqno(9));
         assert_eq!((log.backlog(), log.open_snapshot(), log.marks.high()), ((0, 0), None, Seqno(10)));
+        assert_eq!(log.marks.visible(), Seqno(9));
         let next = append(&log, &clock, "a");
         assert!(next.seqno() == Seqno(11) && next.meta().cas > before);
         log.release(&cursor, void);
@@ -598,6 +609,30 @@ mod tests {
         log.unfollow(fast);
         log.release(&flusher, Seqno(19));
         assert_eq!((allowance.used_bytes(), log.backlog()), (0, (0, 0)));
+    }
+
+    #[test]
+    fn one_slow_follower_does_not_have_those_of_other_logs_left_behind() {
+        let clock = Wall(AtomicU64::new(0));
+        let allowance = Arc::new(Allowance::new(1000));
+        let logs = [log(), log()].map(|log| log.allowing(Arc::clone(&allowance)));
+        let flushers = [&logs[0], &logs[1]].map(|log| log.cursor("flusher", Seqno(10)).unwrap());
+        let followers = [&logs[0], &logs[1]].map(|log| log.follow(Seqno(10)).unwrap());
+        let grow = |n: usize, count: u64| {
+            (0..count).for_each(|_| drop(append(&logs[n], &clock, "k")));
+            logs[n].release(&flushers[n], logs[n].marks.high());
+        };
+        grow(0, 6);
+        let item_bytes = allowance.used_bytes() / 6;
+        allowance.set(6 * item_bytes);
+        grow(1, 2);
+        assert_eq!(allowance.used_bytes(), 8 * item_bytes, "a little more than there is room for");
+        assert_eq!(logs[1].take(&followers[1], usize::MAX).map(|slice| slice.items.len()), Some(2));
+        grow(1, 2);
+        grow(0, 1);
+        assert_eq!(allowance.used_bytes(), 2 * item_bytes, "whoever holds most is left behind when it is looked at");
+        assert!(logs[0].take(&followers[0], usize::MAX).is_none());
+        assert!(logs[1].take(&followers[1], usize::MAX).is_some());
     }
 
     #[test]

@@ -8,12 +8,13 @@ use types::Seqno;
 /// The marks of one vBucket.
 ///
 /// 1. `high ≥ durable ≥ filed`, and each only grows, but for a rollback.
-/// 2. `high` is published by the changelog, `durable` and `filed` by the persistence of this vBucket, nobody else.
+/// 2. `high` and `visible` are published by the changelog, `durable` and `filed` by the persistence of this vBucket, nobody else.
 /// 3. A published mark covers everything up to it: a reader that sees `durable ≥ n` may acknowledge n.
 /// 4. Once poisoned, `durable` and `filed` never move again.
 #[derive(Debug, Default)]
 pub struct Watermarks {
     high: AtomicU64,
+    visible: AtomicU64,
     durable: AtomicU64,
     filed: AtomicU64,
     poison: OnceLock<String>,
@@ -24,6 +25,7 @@ impl Watermarks {
     pub(crate) fn starting_at(seqno: Seqno) -> Watermarks {
         Watermarks {
             high: AtomicU64::new(seqno.0),
+            visible: AtomicU64::new(seqno.0),
             durable: AtomicU64::new(seqno.0),
             filed: AtomicU64::new(seqno.0),
             poison: OnceLock::new(),
@@ -33,6 +35,11 @@ impl Watermarks {
     /// In memory.
     pub fn high(&self) -> Seqno {
         Seqno(self.high.load(Ordering::Acquire))
+    }
+
+    /// The last change that whoever does not know of sync writes can see: no prepare, and no abort.
+    pub fn visible(&self) -> Seqno {
+        Seqno(self.visible.load(Ordering::Acquire))
     }
 
     /// On disk, in the commit log or the file: may be acknowledged as persisted.
@@ -47,6 +54,10 @@ impl Watermarks {
 
     pub(crate) fn publish_high(&self, seqno: Seqno) {
         self.high.store(seqno.0, Ordering::Release);
+    }
+
+    pub(crate) fn publish_visible(&self, seqno: Seqno) {
+        self.visible.store(seqno.0, Ordering::Release);
     }
 
     /// Says that everything up to `seqno` is on disk.
@@ -65,7 +76,8 @@ impl Watermarks {
     }
 
     /// The vBucket went back to `seqno`, which its file has. Whoever publishes must be kept from it meanwhile.
-    pub fn roll_back(&self, seqno: Seqno) {
+    pub fn roll_back(&self, seqno: Seqno, visible: Seqno) {
+        self.visible.store(visible.0, Ordering::Release);
         for mark in [&self.filed, &self.durable, &self.high] {
             mark.store(seqno.0, Ordering::Release);
         }

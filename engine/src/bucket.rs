@@ -31,8 +31,8 @@ use crate::warm_up::WarmUp;
 /// How often a request may go back to the file before it is told to come again.
 const FETCHES_MAX: usize = 4;
 const SEQNO_PERSISTENCE_MAX: Duration = Duration::from_secs(30);
-/// One in so many bytes of the quota may hold changes that only slow streams still want.
-const FOLLOWERS_SHARE: u64 = 16;
+/// One in so many bytes of the quota may hold changes that only slow streams still want; see [`Allowance`].
+const FOLLOWERS_SHARE: u64 = 32;
 
 /// One bucket.
 ///
@@ -132,6 +132,7 @@ impl Bucket {
                 live: Some(file.alive.saturating_sub(file.on_disk_prepares)),
                 completed: file.completed,
                 high_prepared: file.high_prepared,
+                visible: file.max_visible,
                 open_snapshot: file.open_snapshot,
             });
         }
@@ -146,6 +147,7 @@ impl Bucket {
                 live: None,
                 completed: Seqno(0),
                 high_prepared: Seqno(0),
+                visible: Seqno(0),
                 open_snapshot: None,
             });
             let counted = (Arc::clone(&bytes), Arc::clone(&backlog_bytes));

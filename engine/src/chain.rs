@@ -7,7 +7,10 @@
 //! |---|---|
 //! | majority | a majority has it in memory |
 //! | majority and persist to active | the same, and the active on disk |
-//! | persist to majority | a majority has it on disk |
+//! | persist to majority | a majority has it on disk, the active among them |
+//!
+//! Two replicas would be a majority of three without the active. But it may restart before anybody takes its place, and what it
+//! does not find then it would have the others forget.
 //!
 //! While a vBucket moves to other nodes there are two chains, the one it comes from and the one it goes to.
 
@@ -144,13 +147,12 @@ impl Chains {
 
     /// Whether a prepare has what its level asks for, if this node has it on disk or not.
     pub fn is_satisfied(&self, seqno: Seqno, level: Level, on_disk: bool) -> bool {
-        if level == Level::MajorityAndPersistActive && !on_disk {
+        if level > Level::Majority && !on_disk {
             return false;
         }
-        let own = if on_disk || level == Level::Majority { self.own } else { 0 };
         self.majorities.iter().enumerate().all(|(n, majority)| {
             let has = |peer: &&Peer| peer.chains >> n & 1 == 1 && peer.prepared >= seqno;
-            let nodes = (own >> n & 1) + self.peers.iter().filter(has).count() as u8;
+            let nodes = (self.own >> n & 1) + self.peers.iter().filter(has).count() as u8;
             nodes >= *majority
         })
     }
@@ -206,7 +208,7 @@ mod tests {
             (&["a", "b", "c"], Majority, false, &["c"], true),
             (&["a", "b", "c"], MajorityAndPersistActive, false, &["b", "c"], false),
             (&["a", "b", "c"], PersistMajority, false, &["b"], false),
-            (&["a", "b", "c"], PersistMajority, false, &["b", "c"], true),
+            (&["a", "b", "c"], PersistMajority, false, &["b", "c"], false),
             (&["a", "b", "c"], PersistMajority, true, &["b"], true),
             (&["a", "b", "-"], Majority, false, &["b"], true),
         ];

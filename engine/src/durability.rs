@@ -189,7 +189,7 @@ impl Tracker {
     }
 
     /// The prepares under way, oldest first.
-    pub fn writes(&self) -> impl Iterator<Item = &SyncWrite> {
+    pub fn writes(&self) -> impl DoubleEndedIterator<Item = &SyncWrite> {
         self.queue.iter()
     }
 

@@ -96,14 +96,14 @@ impl Model {
             let n = self.decided + 1;
             let is_here = self.on_disk.contains(&n);
             let has = |node: &str| match REPLICAS.iter().position(|replica| *replica == node) {
-                None => level == Level::Majority || is_here,
+                None => true,
                 Some(replica) => self.has[replica].contains(&n),
             };
             let chains = &topologies[self.topology];
             let by_all = |count: &dyn Fn(&str) -> bool| {
                 chains.iter().all(|chain| chain.iter().flatten().filter(|node| count(node)).count() * 2 > chain.len())
             };
-            let outcome = if by_all(&has) && (level != Level::MajorityAndPersistActive || is_here) {
+            let outcome = if by_all(&has) && (level == Level::Majority || is_here) {
                 Outcome::Committed
             } else if is_awaited && (self.expired.contains(&n) || !by_all(&|_| true)) {
                 Outcome::Aborted
@@ -184,7 +184,7 @@ impl System {
 
     fn decide(&mut self) -> Vec<(usize, Outcome)> {
         let (marks, now) = (Watermarks::default(), Duration::from_secs(self.expired));
-        marks.roll_back(Seqno(self.durable));
+        marks.roll_back(Seqno(self.durable), Seqno(0));
         assert!(self.tracker.begin());
         let next = || {
             self.tracker.next(&marks, now).map(|verdict| match verdict {

@@ -90,13 +90,15 @@ impl Bucket {
         Ok(ObserveSeqno { uuid: entries[0].uuid, persisted, current, old })
     }
 
-    /// The high seqno of every vBucket in `state`; `None`: of all but the dead.
-    pub fn all_vb_seqnos(&self, state: Option<VbState>) -> Vec<(VbId, Seqno)> {
+    /// The high seqno of every vBucket in `state`; `None`: of all but the dead. For those who do not know of sync writes that of
+    /// the last change they can see.
+    pub fn all_vb_seqnos(&self, state: Option<VbState>, with_sync_writes: bool) -> Vec<(VbId, Seqno)> {
         let wanted = |vb: &&VBucket| match state {
             Some(state) => vb.state() == state,
             None => vb.state() != VbState::Dead,
         };
-        self.vbuckets.iter().filter(wanted).map(|vb| (vb.id, vb.log.marks.high())).collect()
+        let seqno = |vb: &VBucket| if with_sync_writes { vb.log.marks.high() } else { vb.log.marks.visible() };
+        self.vbuckets.iter().filter(wanted).map(|vb| (vb.id, seqno(vb))).collect()
     }
 
     /// Any live document whose value is in memory. `None`: there is none.
@@ -193,8 +195,16 @@ impl Bucket {
         put("ep_tombstones_in_memory", total(|c| c.tombstones.load(Relaxed)));
         put("ep_items_with_expiry", total(|c| c.expiring.load(Relaxed)));
         put("ep_sync_writes_pending", total(|c| c.prepares.load(Relaxed)));
-        put("ep_sync_write_commits", counters.commits.get().to_string());
-        put("ep_sync_write_aborts", counters.aborts.get().to_string());
+        let (commits, aborts) = (counters.commits.get(), counters.aborts.get());
+        let in_flight: u64 = self.vbuckets.iter().map(|vb| vb.sync_writes() as u64).sum();
+        let oldest_ms = self.vbuckets.iter().filter_map(|vb| self.oldest_prepare_ms(vb)).max().unwrap_or(0);
+        let behind = self.vbuckets.iter().map(VBucket::acks_behind).max().unwrap_or(0);
+        put("ep_sync_writes_in_flight", in_flight.to_string());
+        put("ep_sync_writes_accepted", (commits + aborts + in_flight).to_string());
+        put("ep_sync_write_oldest_ms", oldest_ms.to_string());
+        put("ep_replica_acks_behind_max", behind.to_string());
+        put("ep_sync_write_commits", commits.to_string());
+        put("ep_sync_write_aborts", aborts.to_string());
         put("ep_bg_fetched", counters.fetches.get().to_string());
         put("ep_expired_access", counters.expired.get().to_string());
         put("ep_num_value_ejects", counters.evicted.get().to_string());
@@ -439,6 +449,10 @@ fn vbucket_seqno(vb: &VBucket, out: &mut Lines) {
     let mut put = |name: &str, value: String| out.push((format!("vb_{id}:{name}"), value));
     put("high_seqno", high.to_string());
     put("abs_high_seqno", high.to_string());
+    put("max_visible_seqno", marks.visible().to_string());
+    let (high_prepared, completed) = vb.prepared_marks();
+    put("high_prepared_seqno", high_prepared.to_string());
+    put("high_completed_seqno", completed.to_string());
     put("last_persisted_seqno", durable.to_string());
     put("purge_seqno", vb.purge.to_string());
     put("uuid", vb.uuid().to_string());

@@ -68,6 +68,7 @@ pub(crate) struct Beginning {
     /// The highest prepare that is committed or aborted, and the highest that this vBucket may say it has.
     pub completed: Seqno,
     pub high_prepared: Seqno,
+    pub visible: Seqno,
     /// In the middle of which the file ends.
     pub open_snapshot: Option<Snapshot>,
 }
@@ -85,7 +86,7 @@ impl VBucket {
         let topology = begin.record.topology.clone();
         let has_prepared = begin.high_prepared > Seqno(0);
         let log = Changelog::new(begin.high, begin.max_cas, begin.record).counted(Arc::clone(&backlog_bytes));
-        let log = log.allowing(followers);
+        let log = log.allowing(followers).visible_upto(begin.visible);
         if let Some(open) = begin.open_snapshot.filter(|_| state != VbState::Active) {
             log.resume_snapshot(open);
         }
@@ -380,6 +381,15 @@ impl VBucket {
         let mut waiting = self.waiting.lock();
         let Some(tracker) = waiting.as_deref_mut() else { return GivenUp::default() };
         GivenUp { writes: tracker.drain(), seqnos: tracker.take_seqno_waiters(&self.log.marks, Duration::MAX) }
+    }
+
+    /// How many seqnos the last replica is behind the last prepare under way; 0: none is.
+    pub(crate) fn acks_behind(&self) -> u64 {
+        let waiting = self.waiting.lock();
+        let Some(tracker) = waiting.as_deref() else { return 0 };
+        let Some(last) = tracker.writes().next_back() else { return 0 };
+        let marks = tracker.chains.iter().flat_map(|chains| chains.marks());
+        marks.map(|(_, prepared)| last.seqno.0.saturating_sub(prepared.0)).max().unwrap_or(0)
     }
 
     /// Sync writes under way.

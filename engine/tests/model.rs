@@ -346,7 +346,7 @@ fn run(script: Vec<(u8, Step)>, eviction: persist::Eviction) {
         w.settle();
         w = w.restart();
     }
-    let high = w.bucket.all_vb_seqnos(None)[0];
+    let high = w.bucket.all_vb_seqnos(None, true)[0];
     assert_eq!(high.0, VbId(0));
 }
 

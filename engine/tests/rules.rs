@@ -415,13 +415,13 @@ fn flush_deletes_everything_as_ordinary_deletes() {
     for n in 0..20 {
         w.set(&format!("k{n}"), "v");
     }
-    let before = w.bucket.all_vb_seqnos(None)[0].1;
+    let before = w.bucket.all_vb_seqnos(None, true)[0].1;
     w.op("k3", Op::GetAndLock { lock_s: 0 }).unwrap();
     w.bucket.flush(w.waiter(900));
     w.settle();
     assert!(matches!(w.answer(900), Some(Ok(_))));
     assert_eq!(w.bucket.items(), 0);
-    assert_eq!(w.bucket.all_vb_seqnos(None)[0].1.0, before.0 + 20);
+    assert_eq!(w.bucket.all_vb_seqnos(None, true)[0].1.0, before.0 + 20);
     assert!(w.bucket.random_key().is_none());
     let w = w.restart();
     assert_eq!(w.bucket.items(), 0);

@@ -153,6 +153,8 @@ pub struct Parts {
     /// Makes the cluster's view once the port is known.
     pub cluster: Box<dyn FnOnce(SocketAddr) -> Arc<Cluster>>,
     pub stats: Arc<dyn StatProvider>,
+    /// Where those who are sent changes can be seen.
+    pub streams: Arc<replication::Registry>,
 }
 
 /// What all workers share.
@@ -175,7 +177,7 @@ pub(crate) struct Shared {
     pub stuck: AtomicBool,
     pub errors: ErrorCounts,
     /// Who is sent changes.
-    pub streams: replication::Registry,
+    pub streams: Arc<replication::Registry>,
     /// What is followed elsewhere.
     pub replicas: Replicas,
     pub pools: Arc<Pools>,
@@ -287,7 +289,7 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
         bounds: Mutex::new(options.bounds),
         ledger: parts.ledger,
         errors: ErrorCounts::default(),
-        streams: replication::Registry::default(),
+        streams: parts.streams,
         replicas: Replicas::default(),
         pools: parts.pools,
         started: parts.env.clock.monotonic(),

@@ -280,7 +280,7 @@ fn draining_answers_what_is_under_way_and_closes_cleanly() {
     assert_eq!(busy.call(set).status, Status::Success);
     busy.send(&set.to_bytes());
     // Known to be read once something behind it on another connection of the worker could be; a short look suffices.
-    while server.engine.bucket("default").unwrap().all_vb_seqnos(None)[0].1.0 < 3 {
+    while server.engine.bucket("default").unwrap().all_vb_seqnos(None, true)[0].1.0 < 3 {
         std::thread::yield_now();
     }
     server.front_end.take().unwrap().drain(std::time::Duration::from_secs(5));

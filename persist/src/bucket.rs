@@ -51,6 +51,8 @@ pub struct RecoveredVb {
     pub prepared: Seqno,
     /// The highest prepare of a whole snapshot, or the end of a whole one from a peer's disk.
     pub high_prepared: Seqno,
+    /// The last change that is neither prepare nor abort.
+    pub max_visible: Seqno,
     /// The snapshot in the middle of which a replica's file ends.
     pub open_snapshot: Option<Snapshot>,
     /// Entries not deleted, prepares among them.
@@ -367,6 +369,7 @@ fn recovered(vb: VbId, committed: &Committed) -> RecoveredVb {
         completed: facts.completed,
         prepared: facts.prepared,
         high_prepared: facts.high_prepared,
+        max_visible: facts.max_visible,
         open_snapshot: facts.open_snapshot(committed.high),
         alive: committed.alive,
         tombstones: committed.tombstones,

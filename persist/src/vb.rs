@@ -248,7 +248,7 @@ impl Vb {
     /// An earlier state is the newest again; the marks go back to it.
     pub fn roll_back(&self, attached: &Attached, committed: Committed) {
         let mut state = self.state.lock();
-        attached.log.marks.roll_back(committed.high);
+        attached.log.marks.roll_back(committed.high, committed.facts.max_visible);
         state.failures = 0;
         state.committed = Some(Arc::new(committed));
     }

@@ -4,11 +4,13 @@
 //! yet looked. Both happen under the box's lock, so no note is left unseen.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use persist::Changes;
-use types::rank::{Mutex, Rank};
+use types::rank::Rank;
 use types::{Item, VbId};
+
+use crate::sync::{AtomicBool, Mutex};
 
 /// Has the owner of a producer or a consumer look at it. May wake it for nothing.
 pub trait Wake: Send + Sync {
@@ -83,5 +85,68 @@ impl engine::Bell for StreamBell {
         if !self.has_rung.load(Relaxed) && !self.has_rung.swap(true, Relaxed) {
             self.inbox.post(Note::Rung(self.number));
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use engine::Bell;
+    use loom::sync::Notify;
+    use loom::thread;
+
+    /// Like an event descriptor: it remembers one ring.
+    struct Doorbell(loom::sync::Arc<Notify>);
+
+    impl Wake for Doorbell {
+        fn wake(&self) {
+            self.0.notify();
+        }
+    }
+
+    /// Goal: no change lies unread while its stream sleeps. Method: two append to a log and ring, while the stream hushes its
+    /// bell, reads, and goes to sleep. A change left behind is a deadlock, which loom reports.
+    #[test]
+    fn a_change_that_comes_while_the_stream_looks_is_seen() {
+        two_changes_are_seen(|bell, read| {
+            bell.hush();
+            read()
+        });
+    }
+
+    /// The same with a look before the hush, which is the mistake this is about.
+    #[test]
+    #[should_panic]
+    fn hushing_the_bell_after_the_look_loses_a_change() {
+        two_changes_are_seen(|bell, read| {
+            let seen = read();
+            bell.hush();
+            seen
+        });
+    }
+
+    fn two_changes_are_seen(look: fn(&StreamBell, &dyn Fn() -> u32) -> u32) {
+        loom::model(move || {
+            let doorbell = loom::sync::Arc::new(Notify::new());
+            let inbox = Inbox::new(Arc::new(Doorbell(doorbell.clone())));
+            let bell = Arc::new(StreamBell::new(1, Arc::clone(&inbox)));
+            let log = loom::sync::Arc::new(loom::sync::Mutex::new(0));
+            let writers = [0, 1].map(|_| {
+                let (bell, log) = (Arc::clone(&bell), log.clone());
+                thread::spawn(move || {
+                    *log.lock().unwrap() += 1;
+                    bell.ring(VbId(0));
+                })
+            });
+            let mut seen = 0;
+            while seen < 2 {
+                doorbell.wait();
+                for note in inbox.collect() {
+                    assert!(matches!(note, Note::Rung(1)));
+                    seen = look(&bell, &|| *log.lock().unwrap());
+                }
+            }
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+        });
     }
 }

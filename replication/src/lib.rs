@@ -30,13 +30,15 @@ mod rollback;
 mod snapshot;
 mod stats;
 mod stream;
+mod sync;
+mod takeover;
 mod terms;
 
 pub use consumer::{Broken, Consumer, ConsumerFace, Place};
 pub use filter::Filter;
 pub use inbox::Wake;
 pub use producer::{Producer, Pulled, Refusal};
-pub use registry::{Face, Registry, StreamFace};
+pub use registry::{Face, Registry, StreamFace, Totals};
 pub use rollback::{History, Verdict, decide};
 pub use stats::METRICS;
 pub use stream::StreamState;

@@ -10,9 +10,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use engine::Bucket;
+use serde_json::json;
 use types::{CollectionId, Seqno, VbId, VbState};
 use wire::dcp::{EndReason, Message, Open, OpenFlags, Packet, StreamFlags, StreamRequest, push_failover_log};
-use wire::{FeatureSet, Status};
+use wire::{Feature, FeatureSet, Status};
 
 use crate::filter::{Filter, Wishes};
 use crate::flow::Flow;
@@ -23,6 +24,7 @@ use crate::rollback::{History, Verdict, decide};
 use crate::snapshot::Next;
 use crate::stats::{DCP_BYTES_SENT, DCP_ITEMS_SENT, DCP_PRODUCERS, DCP_ROLLBACKS};
 use crate::stream::{Place, Plan, Step, Stream};
+use crate::takeover::Takeover;
 use crate::terms::{Control, Terms};
 
 /// Files a consumer has read at a time: each holds a descriptor and a piece in memory.
@@ -159,9 +161,6 @@ impl Producer {
         if flags.unknown() != 0 {
             return refuse(Status::Einval, &format!("flags {:#x} mean nothing", flags.unknown()));
         }
-        if flags.has(StreamFlags::TAKEOVER) {
-            return refuse(Status::NotSupported, "a vBucket cannot be taken over through this stream");
-        }
         let needs_pulse = self.terms.has_xattrs() || !request.filter.is_empty();
         if needs_pulse && !self.pulse.is_on() {
             return refuse(Status::NotSupported, "xattrs and filters need enable_noop first");
@@ -181,9 +180,10 @@ impl Producer {
             return refuse(Status::NotMyVbucket, "there is no such vBucket");
         };
         let record = vb.log.record();
+        let takes_over = flags.has(StreamFlags::TAKEOVER);
         let serves = match record.state {
             VbState::Active => true,
-            VbState::Replica | VbState::Pending => !flags.has(StreamFlags::ACTIVE_ONLY),
+            VbState::Replica | VbState::Pending => !flags.has(StreamFlags::ACTIVE_ONLY) && !takes_over,
             VbState::Dead => false,
         };
         if !serves {
@@ -228,6 +228,7 @@ impl Producer {
             state: record.state,
             uuid: record.failover.current().uuid,
             purge: if flags.has(StreamFlags::IGNORE_PURGED_TOMBSTONES) { Seqno(u64::MAX) } else { purge },
+            takeover: takes_over.then_some(Takeover::Sending),
             skips_deletes: self.terms.open.has(OpenFlags::SKIP_DELETES_IN_BACKFILL),
         };
         let stream = Stream::new(plan, &self.bucket, &self.inbox);
@@ -277,6 +278,11 @@ impl Producer {
     pub fn answered(&mut self, opcode: wire::Opcode, status: Option<Status>, opaque: u32) {
         if opcode == wire::Opcode::DcpNoop {
             self.pulse.answered();
+        } else if opcode == wire::Opcode::DcpSetVbucketState && status == Some(Status::Success) {
+            let mut of_it = self.streams.values_mut().filter(|stream| stream.plan.opaque == opaque);
+            if let Some(number) = of_it.find_map(|stream| stream.answered().then_some(stream.plan.number)) {
+                self.make_ready(number);
+            }
         } else if status != Some(Status::Success) {
             let of_it = |stream: &&Stream| stream.plan.opaque == opaque;
             let numbers: Vec<_> = self.streams.values().filter(of_it).map(|stream| stream.plan.number).collect();
@@ -345,6 +351,7 @@ impl Producer {
         }
         match step {
             Step::Send(next) => self.send(number, next, out),
+            Step::Tell(state) => self.tell(number, state, out),
             Step::Rest => self.unready(number),
             Step::ReadOn => {
                 stream.read_on(&self.inbox);
@@ -401,6 +408,19 @@ impl Producer {
             // The next snapshot is somebody else's.
             self.ready.rotate_left(1);
         }
+        self.charge(out.len() - before);
+    }
+
+    /// Has the receiver of a vBucket that moves become something else. It takes our histories along.
+    fn tell(&mut self, number: StreamNumber, state: VbState, out: &mut Vec<u8>) {
+        let Plan { vb, opaque, stream_id, .. } = self.streams.get(&number).expect("what is ready is there").plan;
+        let histories = self.bucket.failover_log(vb).unwrap_or_default();
+        let histories: Vec<_> = histories.iter().map(|h| json!({"id": h.uuid.0, "seq": h.seqno.0})).collect();
+        let knows_json = self.terms.features.has(Feature::Json);
+        let details = if knows_json { json!({ "failovers": histories }).to_string() } else { String::new() };
+        let before = out.len();
+        let message = Message::SetVbucketState { state, details: details.as_bytes() };
+        Packet { vb, opaque, stream_id, message }.encode(out);
         self.charge(out.len() - before);
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
+use engine::Bucket;
 use types::rank::{Mutex, Rank};
 use types::{Seqno, VbId};
 
@@ -63,6 +64,12 @@ impl StreamFace {
 
     pub fn items_sent(&self) -> u64 {
         self.items.load(Relaxed)
+    }
+
+    /// How many seqnos its consumer is behind.
+    pub fn items_left(&self, bucket: &Bucket) -> u64 {
+        let high = bucket.vbucket(self.vb).map_or(0, |vb| vb.log.marks.high().0);
+        high.min(self.end.0).saturating_sub(self.sent().0)
     }
 
     /// Entries of the file that are still to be read.
@@ -143,6 +150,17 @@ impl Face {
     }
 }
 
+/// See [`Registry::totals`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub producers: u64,
+    pub streams: u64,
+    pub items_left: u64,
+    pub backfill_left: u64,
+    pub unacked_bytes: u64,
+    pub bytes_sent: u64,
+}
+
 /// The producers there are, by bucket and name.
 pub struct Registry {
     producers: Mutex<BTreeMap<(String, String), Weak<Face>>>,
@@ -165,6 +183,22 @@ impl Registry {
         if let Some(before) = before.and_then(|face| face.upgrade()) {
             before.replace();
         }
+    }
+
+    /// Sums over the producers of a bucket.
+    pub fn totals(&self, bucket: &Bucket) -> Totals {
+        let mut totals = Totals::default();
+        for producer in self.of_bucket(bucket.name()) {
+            totals.producers += 1;
+            totals.bytes_sent += producer.bytes_sent();
+            totals.unacked_bytes += producer.unacked_bytes();
+            for stream in producer.streams() {
+                totals.streams += 1;
+                totals.items_left += stream.items_left(bucket);
+                totals.backfill_left += stream.backfill_left();
+            }
+        }
+        totals
     }
 
     /// Those of a bucket, in order of name.

@@ -14,6 +14,7 @@ use crate::inbox::{Inbox, Note, Piece, StreamBell, StreamNumber};
 use crate::registry::StreamFace;
 use crate::snapshot::{self, Next, OfDisk};
 use crate::stats::{DCP_BACKFILLS, DCP_BACKFILLS_BEGUN, DCP_STREAMS, DCP_STREAMS_LEFT_BEHIND};
+use crate::takeover::Takeover;
 use crate::terms::Terms;
 
 /// How much of the changelog is one snapshot, in bytes of memory.
@@ -73,6 +74,8 @@ impl Phase {
 /// What comes next.
 pub(crate) enum Step {
     Send(Next),
+    /// The receiver of a vBucket that moves is to be in this state.
+    Tell(VbState),
     /// Nothing, until somebody says so.
     Rest,
     /// It has to go to the file, and waits for its turn.
@@ -105,6 +108,8 @@ pub(crate) struct Plan {
     /// Tombstones up to here may be gone, and that is fine.
     pub purge: Seqno,
     pub skips_deletes: bool,
+    /// If the vBucket moves.
+    pub takeover: Option<Takeover>,
 }
 
 /// 1. `read` is how far the changes of the vBucket were looked at; what of them is to be sent and was not is in `queue`.
@@ -164,10 +169,19 @@ impl Stream {
                 return Step::End(EndReason::Ok);
             }
             match &self.phase {
-                Phase::Waiting => match self.vbucket().log.follow(self.read) {
-                    Some(follower) => self.enter(Phase::InMemory(follower)),
-                    None => return Step::WantsTurn,
-                },
+                Phase::Waiting => {
+                    let log = &self.vbucket().log;
+                    if self.is_of_another_life(&log.record()) {
+                        return Step::End(EndReason::StateChanged);
+                    }
+                    if self.read > log.marks.high() {
+                        return Step::End(EndReason::Rollback);
+                    }
+                    match log.follow(self.read) {
+                        Some(follower) => self.enter(Phase::InMemory(follower)),
+                        None => return Step::WantsTurn,
+                    }
+                }
                 Phase::Reading => return Step::Rest,
                 Phase::Read(changes) if !changes.is_done() => return Step::ReadOn,
                 Phase::Read(_) => self.end_of_file(),
@@ -178,7 +192,17 @@ impl Stream {
                         Some(slice) if self.is_of_another_life(&slice.record) => {
                             return Step::End(EndReason::StateChanged);
                         }
-                        Some(slice) if slice.last <= self.read => return Step::Rest,
+                        Some(slice) if slice.last <= self.read => match self.plan.takeover {
+                            Some(Takeover::Done) => return Step::End(EndReason::Ok),
+                            Some(takeover) => match takeover.caught_up() {
+                                Some((state, next)) => {
+                                    self.plan.takeover = Some(next);
+                                    return Step::Tell(state);
+                                }
+                                None => return Step::Rest,
+                            },
+                            None => return Step::Rest,
+                        },
                         Some(slice) => self.show(terms, slice),
                     }
                 }
@@ -186,9 +210,22 @@ impl Stream {
         }
     }
 
+    /// The receiver of a vBucket that moves is what it was told to be. False: it was told nothing, or it cannot move from here.
+    pub fn answered(&mut self) -> bool {
+        let Some(next) = self.plan.takeover.and_then(Takeover::answered) else { return false };
+        if next == Takeover::Draining && self.bucket.set_vb_state(self.plan.vb, VbState::Dead, None).is_err() {
+            return false;
+        }
+        self.plan.takeover = Some(next);
+        true
+    }
+
     /// What it was promised was promised by the vBucket as it was then.
     fn is_of_another_life(&self, record: &VbRecord) -> bool {
-        let Plan { state, uuid, .. } = self.plan;
+        let Plan { state, uuid, takeover, .. } = self.plan;
+        if takeover.is_some_and(Takeover::has_let_go) {
+            return record.state != VbState::Dead;
+        }
         record.state != state || (state == VbState::Active && record.failover.current().uuid != uuid)
     }
 

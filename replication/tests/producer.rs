@@ -320,3 +320,42 @@ fn a_lot_of_streams_read_few_files_at_a_time_and_all_of_them_in_the_end() {
     let told = consumer.told_everything();
     assert_eq!(told.iter().filter(|line| *line == "end: Ok").count(), 64);
 }
+
+/// Goal: a vBucket that moves is written here or there, never both, and nothing that was written is left behind. Method: it is
+/// written at every step of the move, as long as that is possible.
+#[test]
+fn a_vbucket_that_moves_takes_everything_along_and_is_let_go_first() {
+    let world = World::new();
+    world.set("a", "1");
+    let mut consumer = Consumer::new(&world);
+    consumer.ask(&StreamRequest { flags: StreamFlags::TAKEOVER, ..request(0) }).expect("a stream");
+    assert_eq!(consumer.told(), ["memory 0..1", "1 a=1", "be pending"]);
+    world.set("b", "2");
+    assert_eq!(consumer.told(), ["memory 2..2", "2 b=2"]);
+    world.set("c", "3");
+    let answered = |consumer: &mut Consumer<'_>, opaque| {
+        consumer.producer.answered(Opcode::DcpSetVbucketState, Some(Status::Success), opaque);
+    };
+    answered(&mut consumer, 8);
+    assert_eq!(world.bucket.vb_state(VB), Some(VbState::Active), "that was of another stream");
+    answered(&mut consumer, 7);
+    assert_eq!(world.bucket.vb_state(VB), Some(VbState::Dead));
+    assert_eq!(consumer.told(), ["memory 3..3", "3 c=3", "be active"]);
+    assert_eq!(consumer.told(), [""; 0]);
+    answered(&mut consumer, 7);
+    assert_eq!(consumer.told(), ["end: Ok"]);
+    let replica = consumer.ask_of(VbId(0), &StreamRequest { flags: StreamFlags::TAKEOVER, ..request(0) });
+    assert!(replica.is_ok());
+}
+
+#[test]
+fn a_move_that_is_refused_leaves_the_vbucket_where_it_is() {
+    let world = World::new();
+    let mut consumer = Consumer::with(&world, "mover", OpenFlags::default(), &[Feature::Json]);
+    consumer.ask(&StreamRequest { flags: StreamFlags::TAKEOVER, ..request(0) }).expect("a stream");
+    assert_eq!(consumer.told(), ["be pending"]);
+    consumer.producer.answered(Opcode::DcpSetVbucketState, Some(Status::Etmpfail), 7);
+    assert_eq!(consumer.told(), [""; 0]);
+    assert_eq!(world.bucket.vb_state(VB), Some(VbState::Active));
+    world.set("a", "1");
+}

@@ -88,7 +88,9 @@ pub fn serve(config: Config, origin: Origin, until_eof: bool) -> Result<(), Refu
     // From here on a vBucket changes only because a client or the clock asked.
 
     let in_effect = Arc::new(InEffect::new(&config));
+    let streams = Arc::new(replication::Registry::default());
     let seen = stats::Seen {
+        streams: Arc::clone(&streams),
         pools: Arc::clone(&pools),
         ledger: Arc::clone(&ledger),
         in_effect: Arc::clone(&in_effect),
@@ -109,6 +111,7 @@ pub fn serve(config: Config, origin: Origin, until_eof: bool) -> Result<(), Refu
             Arc::new(cluster.keeping(found_maps, Box::new(maps)))
         }),
         stats: Arc::clone(&process) as Arc<dyn frontend::StatProvider>,
+        streams,
     };
     let front = frontend::serve(frontend::Options { credentials, ..front_options(&config, workers) }, parts)
         .with_context(|| taken("key-value", config.kv_listen, "kv"))

@@ -100,6 +100,12 @@ fn a_tail_tells_what_there_is_and_what_comes_and_goes_on_where_it_was() {
     assert_eq!((&first[1]["key"], &first[1]["value_base64"]), (&json!("b"), &json!("/wA=")));
     set(3, "c", b"1", Some(Level::PersistMajority));
     assert_eq!(tail.told(1), ["mutation c 3/3"], "a sync write is one change, when it is committed");
+    let metrics = server.http("/metrics").1;
+    let metric = |name: &str| metrics.lines().any(|line| line.contains(name));
+    assert!(metric("dcp_producers 1") && metric("bucket_dcp_streams{bucket=\"default\"} 4"), "{metrics}");
+    let stats = server.tool(&["stats", "dcp", "--json"]);
+    let stats: Value = serde_json::from_str(stats.fine()).expect("an object");
+    assert_eq!((&stats["ep_dcp_stream_count"], &stats["ep_dcp_items_remaining"]), (&json!(4), &json!(0)));
     let token = tail.interrupt();
 
     set(0, "a", b"2", None);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use replication::Producer;
 use types::{Seqno, VbId};
-use wire::dcp::{Message, Open, Packet, StreamRequest};
+use wire::dcp::{Message, Open, Packet, StreamFlags, StreamRequest};
 use wire::{Feature, Request, Status};
 
 use super::{Context, Refusal, einval, not_supported};
@@ -44,6 +44,9 @@ impl Context<'_> {
             Message::Control { name, value } => {
                 self.producer()?.control(name, value).map_err(refused)?;
                 self.done()
+            }
+            Message::StreamRequest(stream) if stream.flags.has(StreamFlags::TAKEOVER) && !self.is_admin() => {
+                Err((Status::Eaccess, "only an administrator moves vBuckets".to_owned()))
             }
             Message::StreamRequest(stream) => self.open_stream(&packet, stream),
             Message::CloseStream => {

@@ -45,7 +45,9 @@ impl Context<'_> {
         if let Some(collection) = get.collection.filter(|c| c.0 != 0) {
             return Err((Status::UnknownCollection, format!("no collection {:#x}", collection.0)));
         }
-        let seqnos = self.bucket()?.bucket.all_vb_seqnos(get.state);
+        // Whoever does not know of sync writes would wait for a prepare for ever.
+        let with_sync_writes = self.session.features.has(Feature::SyncReplication);
+        let seqnos = self.bucket()?.bucket.all_vb_seqnos(get.state, with_sync_writes);
         let mut value = Vec::with_capacity(seqnos.len() * 10);
         for (vb, seqno) in seqnos {
             value.extend_from_slice(&vb.0.to_be_bytes());

@@ -118,28 +118,22 @@ fn connections(shared: &Shared) -> Lines {
 fn streams(shared: &Shared, selected: &Selected) -> Lines {
     let mut lines = Lines::new();
     let producers = shared.streams.of_bucket(&selected.shape.name);
-    let (mut streams, mut items_left, mut bytes) = (0, 0, 0);
-    for producer in &producers {
+    for producer in producers {
         let mut put = |name: &str, value: String| lines.push((format!("{}:{name}", producer.name), value));
         put("bytes_sent", producer.bytes_sent().to_string());
         put("unacked_bytes", producer.unacked_bytes().to_string());
         put("max_unacked_bytes", producer.room_bytes().to_string());
-        bytes += producer.bytes_sent();
         for stream in producer.streams() {
-            let high = selected.bucket.vbucket(stream.vb).map_or(0, |vb| vb.log.marks.high().0);
-            let left = high.min(stream.end.0).saturating_sub(stream.sent().0);
             let mut put = |name: &str, value: String| put(&format!("stream_{}_{name}", stream.vb), value);
             put("state", stream.state().name().to_owned());
             put("start_seqno", stream.start.to_string());
             put("end_seqno", stream.end.to_string());
             put("last_sent_seqno", stream.sent().to_string());
             put("items_sent", stream.items_sent().to_string());
-            put("items_remaining", left.to_string());
+            put("items_remaining", stream.items_left(&selected.bucket).to_string());
             put("backfills", stream.backfills().to_string());
             put("backfill_remaining", stream.backfill_left().to_string());
             put("acked_prepare_seqno", stream.acked().to_string());
-            streams += 1;
-            items_left += left;
         }
     }
     for (peer, link) in shared.replicas.of_bucket(&selected.shape.name) {
@@ -153,9 +147,12 @@ fn streams(shared: &Shared, selected: &Selected) -> Lines {
         put("trouble", link.trouble.lock().clone());
     }
     let mut put = |name: &str, value: u64| lines.push((name.to_owned(), value.to_string()));
-    put("ep_dcp_producer_count", producers.len() as u64);
-    put("ep_dcp_stream_count", streams);
-    put("ep_dcp_items_remaining", items_left);
-    put("ep_dcp_total_bytes", bytes);
+    let totals = shared.streams.totals(&selected.bucket);
+    put("ep_dcp_producer_count", totals.producers);
+    put("ep_dcp_stream_count", totals.streams);
+    put("ep_dcp_items_remaining", totals.items_left);
+    put("ep_dcp_backfill_remaining", totals.backfill_left);
+    put("ep_dcp_unacked_bytes", totals.unacked_bytes);
+    put("ep_dcp_total_bytes", totals.bytes_sent);
     lines
 }

@@ -135,6 +135,7 @@ impl Server {
             ledger: ledger.clone(),
             cluster: Box::new(|addr| Arc::new(Cluster::new("cafe", None, addr.port(), 8091, 1))),
             stats: Arc::new(()),
+            streams: Arc::default(),
         };
         let front_end = frontend::serve(options, parts).unwrap();
         Server { addr: front_end.local_addr(), front_end: Some(front_end), engine, ledger, clock, pools, _dir: dir }

@@ -239,6 +239,7 @@ fn show(packet: &Packet<'_>) -> String {
         Message::StreamEnd(reason) => format!("end: {reason:?}"),
         Message::SeqnoAdvanced(seqno) => format!("advanced {seqno}"),
         Message::Noop => "noop".to_owned(),
+        Message::SetVbucketState { state, .. } => format!("be {}", state.name()),
         other => format!("{other:?}"),
     }
 }
