@@ -149,7 +149,7 @@ impl Followers {
     /// The log goes on from elsewhere, at `next`: nobody's place is there any more.
     pub fn begin_anew(&mut self, next: Seqno) {
         self.places.iter_mut().for_each(|place| place.is_lost = true);
-        self.allowance.add(-std::mem::take(&mut self.bytes));
+        self.set_bytes(0);
         self.passed = next;
     }
 

@@ -287,7 +287,7 @@ impl Changelog {
     /// too far back for the memory already, or nobody was ever there.
     pub fn follow(&self, after: Seqno) -> Option<Follower> {
         let mut inner = self.inner.lock();
-        let is_here = after.next() >= inner.first && after <= inner.high();
+        let is_here = after.next() >= inner.first && after <= inner.high;
         is_here.then(|| inner.followers.add(after.next()))
     }
 

@@ -46,7 +46,7 @@ impl StreamFace {
     }
 
     pub(crate) fn set_state(&self, state: StreamState) {
-        if state == StreamState::Waiting {
+        if state == StreamState::Backfilling {
             self.backfills.fetch_add(1, Relaxed);
         }
         self.state.store(state as u8, Relaxed);

@@ -192,21 +192,27 @@ impl Stream {
                         Some(slice) if self.is_of_another_life(&slice.record) => {
                             return Step::End(EndReason::StateChanged);
                         }
-                        Some(slice) if slice.last <= self.read => match self.plan.takeover {
-                            Some(Takeover::Done) => return Step::End(EndReason::Ok),
-                            Some(takeover) => match takeover.caught_up() {
-                                Some((state, next)) => {
-                                    self.plan.takeover = Some(next);
-                                    return Step::Tell(state);
-                                }
-                                None => return Step::Rest,
-                            },
-                            None => return Step::Rest,
-                        },
+                        Some(slice) if slice.last <= self.read => return self.caught_up(),
                         Some(slice) => self.show(terms, slice),
                     }
                 }
             }
+        }
+    }
+
+    /// The consumer was told everything there is.
+    fn caught_up(&mut self) -> Step {
+        // What is last may be nothing to it.
+        self.face.note_sent(self.read, 0);
+        if self.plan.takeover == Some(Takeover::Done) {
+            return Step::End(EndReason::Ok);
+        }
+        match self.plan.takeover.and_then(Takeover::caught_up) {
+            Some((state, next)) => {
+                self.plan.takeover = Some(next);
+                Step::Tell(state)
+            }
+            None => Step::Rest,
         }
     }
 

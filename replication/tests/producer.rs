@@ -138,6 +138,7 @@ fn a_slow_consumer_is_left_behind_and_goes_on_with_the_file() {
     assert!(told.iter().any(|line| line.starts_with("disk ")));
     let face = &world.registry.of_bucket("default")[0].streams()[0];
     assert_eq!((face.state(), face.sent(), face.items_sent()), (StreamState::InMemory, Seqno(400), 400));
+    assert!(face.backfills() >= 1 && face.items_left(&world.bucket) == 0);
     drop(consumer);
     assert_eq!(world.bucket.memory_parts().changelogs, 0);
 }
@@ -179,6 +180,11 @@ fn sync_writes_are_told_as_such_to_those_who_ask_and_as_changes_to_others() {
     replica.stream_from(0);
     world.set_durably("k", "v");
     assert_eq!(plain.told(), [""; 0]);
+    assert_eq!(
+        world.registry.totals(&world.bucket).items_left,
+        1,
+        "of the replica's, not of who is not told of prepares"
+    );
     assert_eq!(replica.told(), ["memory 0..1", "1 k? v"]);
     world.file();
     assert_eq!(plain.told(), ["memory 0..2", "2 k=v"]);
