@@ -1,14 +1,21 @@
 //! What this node tells clients about the cluster: the configuration documents they route by.
 //!
-//! One node knows itself only, so every document has one `nodesExt` entry, marked `thisNode`. The host is the literal
+//! A node by itself knows itself only: its documents have one `nodesExt` entry, marked `thisNode`. The host is the literal
 //! `$HOST` unless one is configured: clients put in the name they dialled, which is right behind port forwarding too.
+//!
+//! Where there are more, a coordinator gives each node the map of a bucket, and that is what clients get from then on.
 
+pub mod map;
+
+use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use persist::BucketSpec;
-use serde_json::{Value, json};
+
+pub use map::{Chain, Map, Node};
 
 /// What clients may use; each one is a promise. Clients switch features on by these names.
 const BUCKET_CAPABILITIES: &[&str] = &[
@@ -64,6 +71,43 @@ pub struct Cluster {
     rev: AtomicU64,
     /// The last document made for each bucket ("" the global one) and what it was made of.
     made: Mutex<Vec<Made>>,
+    /// What a coordinator gave, by bucket.
+    given: Mutex<BTreeMap<String, Given>>,
+    keeper: Box<dyn Keeper>,
+}
+
+/// Keeps maps across restarts.
+pub trait Keeper: Send + Sync {
+    /// Keeps these documents, by bucket, and no others; on disk when it returns. May take its time.
+    ///
+    /// # Errors
+    /// They may not survive.
+    fn keep(&self, documents: &BTreeMap<String, String>) -> io::Result<()>;
+}
+
+/// Nothing is kept.
+impl Keeper for () {
+    fn keep(&self, _: &BTreeMap<String, String>) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Why a map was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum NotGiven {
+    #[error("{0}")]
+    Invalid(String),
+    #[error("revision {given:?} is not above {here:?}")]
+    Stale { given: Revision, here: Revision },
+    #[error("the map could not be kept: {0}")]
+    NotKept(#[from] io::Error),
+}
+
+struct Given {
+    map: Arc<Map>,
+    /// This node's place in it.
+    this: usize,
+    text: Arc<str>,
 }
 
 struct Made {
@@ -84,7 +128,67 @@ impl Cluster {
             epoch: 1,
             rev: AtomicU64::new(rev.max(1)),
             made: Mutex::new(Vec::new()),
+            given: Mutex::new(BTreeMap::new()),
+            keeper: Box::new(()),
         }
+    }
+
+    /// With the maps that an earlier run was given; `keeper` keeps those to come. What is damaged is left out: the coordinator
+    /// gives it again.
+    pub fn keeping(mut self, found: BTreeMap<String, String>, keeper: Box<dyn Keeper>) -> Cluster {
+        for (bucket, text) in found {
+            match accept(&bucket, &text) {
+                Ok(given) => {
+                    self.rev.fetch_max(given.map.revision.rev.max(0) as u64 + 1, Ordering::AcqRel);
+                    self.given.get_mut().insert(bucket, given);
+                }
+                Err(why) => tracing::error!("the map that was kept of bucket {bucket} is of no use: {why}"),
+            }
+        }
+        self.keeper = keeper;
+        self
+    }
+
+    /// Takes a map from a coordinator. Waits for the disk.
+    ///
+    /// # Errors
+    /// It is no newer than what clients get already, or makes no sense here.
+    pub fn give(&self, shape: &BucketShape, version: Revision, text: &str) -> Result<(), NotGiven> {
+        let given = accept(&shape.name, text).map_err(NotGiven::Invalid)?;
+        if given.map.revision != version {
+            return Err(NotGiven::Invalid(format!("the document says {:?}, not {version:?}", given.map.revision)));
+        }
+        if given.map.chains.len() != usize::from(shape.vbuckets) {
+            return Err(NotGiven::Invalid(format!("the bucket has {} vBuckets here", shape.vbuckets)));
+        }
+        let mut all = self.given.lock();
+        let here = all.get(&shape.name).map_or(self.revision(), |before| before.map.revision);
+        if version <= here {
+            return Err(NotGiven::Stale { given: version, here });
+        }
+        let mut documents = texts(&all);
+        documents.insert(shape.name.clone(), text.to_owned());
+        self.keeper.keep(&documents)?;
+        all.insert(shape.name.clone(), given);
+        // Above it, so that what this node makes by itself one day is newer.
+        self.rev.fetch_max(version.rev.max(0) as u64, Ordering::AcqRel);
+        self.changed();
+        Ok(())
+    }
+
+    /// The bucket is gone, and so is its map.
+    pub fn forget(&self, bucket: &str) {
+        let mut all = self.given.lock();
+        if all.remove(bucket).is_some()
+            && let Err(error) = self.keeper.keep(&texts(&all))
+        {
+            tracing::error!("the map of bucket {bucket}, which is deleted, is still kept: {error}");
+        }
+    }
+
+    /// The map a coordinator gave, and this node's place in it.
+    pub fn map_of(&self, bucket: &str) -> Option<(Arc<Map>, usize)> {
+        self.given.lock().get(bucket).map(|given| (Arc::clone(&given.map), given.this))
     }
 
     pub fn kv_port(&self) -> u16 {
@@ -107,6 +211,9 @@ impl Cluster {
 
     /// The configuration of a bucket.
     pub fn bucket_config(&self, shape: &BucketShape) -> (Revision, Arc<str>) {
+        if let Some(given) = self.given.lock().get(&shape.name) {
+            return (given.map.revision, Arc::clone(&given.text));
+        }
         self.config(Some(shape))
     }
 
@@ -123,65 +230,51 @@ impl Cluster {
         if let Some(found) = made.iter().find(|m| m.shape.as_ref() == shape) {
             return (revision, found.text.clone());
         }
-        let document = match shape {
-            Some(shape) => self.bucket_document(revision, shape),
-            None => self.common(revision),
+        let text: Arc<str> = match shape {
+            Some(shape) => self.alone(revision, shape).document(0).into(),
+            None => map::common(revision, &[self.this()], 0, &self.uuid).to_string().into(),
         };
-        let text: Arc<str> = document.to_string().into();
         made.push(Made { revision, shape: shape.cloned(), text: text.clone() });
         (revision, text)
     }
 
-    fn common(&self, revision: Revision) -> Value {
-        json!({
-            "rev": revision.rev,
-            "revEpoch": revision.epoch,
-            "nodesExt": [{
-                "services": {"mgmt": self.admin_port, "kv": self.kv_port},
-                "thisNode": true,
-                "hostname": self.hostname,
-            }],
-            "clusterCapabilitiesVer": [1, 0],
-            "clusterCapabilities": {"n1ql": []},
-            "clusterUUID": self.uuid,
-            "clusterName": "",
-        })
+    fn this(&self) -> Node {
+        Node { host: self.hostname.clone(), kv_port: self.kv_port, admin_port: self.admin_port }
     }
 
-    fn bucket_document(&self, revision: Revision, shape: &BucketShape) -> Value {
-        let BucketShape { name, uuid, vbuckets, replicas } = shape;
-        let host = if self.hostname.contains(':') { format!("[{}]", self.hostname) } else { self.hostname.clone() };
-        // No replica has a node yet; each still has its place in the row.
-        let row: Vec<i32> = std::iter::once(0).chain((0..*replicas).map(|_| -1)).collect();
-        let mut document = self.common(revision);
-        let more = json!({
-            "name": name,
-            "uuid": uuid,
-            "nodeLocator": "vbucket",
-            "uri": format!("/pools/default/buckets/{name}?bucket_uuid={uuid}"),
-            "streamingUri": format!("/pools/default/bucketsStreaming/{name}?bucket_uuid={uuid}"),
-            "nodes": [{"hostname": format!("{host}:{}", self.admin_port), "ports": {"direct": self.kv_port}}],
-            "bucketCapabilitiesVer": "",
-            "bucketCapabilities": BUCKET_CAPABILITIES,
-            "collectionsManifestUid": "0",
-            "vBucketServerMap": {
-                "hashAlgorithm": "CRC",
-                "numReplicas": replicas,
-                "serverList": [format!("{host}:{}", self.kv_port)],
-                "vBucketMap": vec![row; usize::from(*vbuckets)],
-            },
-        });
-        let (Some(document_map), Value::Object(more)) = (document.as_object_mut(), more) else {
-            unreachable!("both were made as objects");
-        };
-        document_map.extend(more);
-        document
+    /// Nobody has said where the replicas are; each still has its place in the row.
+    fn alone(&self, revision: Revision, shape: &BucketShape) -> Map {
+        let mut chain = vec![None; usize::from(shape.replicas) + 1];
+        chain[0] = Some(0);
+        Map {
+            revision,
+            cluster_uuid: self.uuid.clone(),
+            bucket: shape.name.clone(),
+            uuid: shape.uuid.clone(),
+            replicas: shape.replicas,
+            nodes: vec![self.this()],
+            chains: vec![chain; usize::from(shape.vbuckets)],
+        }
     }
+}
+
+fn texts(given: &BTreeMap<String, Given>) -> BTreeMap<String, String> {
+    given.iter().map(|(bucket, given)| (bucket.clone(), given.text.to_string())).collect()
+}
+
+fn accept(bucket: &str, text: &str) -> Result<Given, String> {
+    let (map, this) = Map::parse(text.as_bytes())?;
+    if map.bucket != bucket {
+        return Err(format!("it is of bucket {:?}", map.bucket));
+    }
+    let this = this.ok_or("no entry of \"nodesExt\" is marked thisNode")?;
+    Ok(Given { map: Arc::new(map), this, text: text.into() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
 
     fn shape(replicas: u8) -> BucketShape {
         BucketShape { name: "default".into(), uuid: "6f1de0cf5d2f4b8aa29c9e0d4e7a0b11".into(), vbuckets: 4, replicas }
@@ -225,5 +318,48 @@ mod tests {
         assert_eq!(revision.rev, 2);
         assert!(text.contains("\"rev\":2"));
         assert_eq!(cluster.made.lock().len(), 1, "old documents are forgotten");
+    }
+
+    fn given(rev: i64) -> Map {
+        let node = |n: u16| Node { host: "127.0.0.1".into(), kv_port: 12000 + n, admin_port: 12001 + n };
+        let alone = Cluster::new("cafe", None, 1, 2, 7).alone(Revision { epoch: 1, rev }, &shape(1));
+        Map { nodes: vec![node(0), node(2)], chains: vec![vec![Some(1), Some(0)]; 4], ..alone }
+    }
+
+    #[test]
+    fn a_map_that_is_given_is_served_and_only_a_newer_one_takes_its_place() {
+        let cluster = Cluster::new("cafe", None, 1, 2, 7);
+        let give = |map: &Map| cluster.give(&shape(1), map.revision, &map.document(1));
+        assert!(matches!(give(&given(7)), Err(NotGiven::Stale { .. })), "no newer than what clients have");
+        give(&given(9)).unwrap();
+        assert_eq!(cluster.bucket_config(&shape(1)).0.rev, 9);
+        assert_eq!(cluster.map_of("default").map(|(map, this)| (map.nodes.len(), this)), Some((2, 1)));
+        assert!(matches!(give(&given(9)), Err(NotGiven::Stale { .. })));
+        give(&given(10)).unwrap();
+        let other = Map { chains: vec![vec![Some(0)]; 8], ..given(11) };
+        assert!(matches!(give(&other), Err(NotGiven::Invalid(_))), "another number of vBuckets");
+        assert!(matches!(cluster.give(&shape(1), given(11).revision, "{}"), Err(NotGiven::Invalid(_))));
+        cluster.forget("default");
+        assert!(cluster.bucket_config(&shape(1)).0.rev > 10, "clients that had the map take this one");
+    }
+
+    #[test]
+    fn a_map_outlives_a_restart() {
+        #[derive(Clone, Default)]
+        struct Kept(Arc<Mutex<BTreeMap<String, String>>>);
+        impl Keeper for Kept {
+            fn keep(&self, documents: &BTreeMap<String, String>) -> io::Result<()> {
+                *self.0.lock() = documents.clone();
+                Ok(())
+            }
+        }
+        let kept = Kept::default();
+        let cluster = Cluster::new("cafe", None, 1, 2, 7).keeping(BTreeMap::new(), Box::new(kept.clone()));
+        cluster.give(&shape(1), given(9).revision, &given(9).document(0)).unwrap();
+        let found = kept.0.lock().clone();
+        let again = Cluster::new("cafe", None, 1, 2, 7).keeping(found, Box::new(kept.clone()));
+        assert_eq!(again.bucket_config(&shape(1)).0, given(9).revision);
+        again.forget("default");
+        assert!(kept.0.lock().is_empty());
     }
 }

@@ -23,6 +23,7 @@ mod errors;
 mod listener;
 mod mailbox;
 mod plain_text;
+mod replicas;
 mod strangers;
 mod sync;
 pub mod table;
@@ -46,6 +47,7 @@ use scheduler::Pools;
 pub use commands::MANIFEST;
 pub use connection::{Info as ConnectionInfo, Names as ConnectionNames};
 pub use counts::METRICS;
+pub use replicas::Credentials;
 
 /// Memory that connections hold: themselves and their buffers, those kept for the next included.
 pub fn connections_bytes() -> u64 {
@@ -59,6 +61,7 @@ use connection::Session;
 use counts::{ErrorCounts, OpTimings};
 use listener::Listener;
 use mailbox::{Letter, Mailbox};
+use replicas::Replicas;
 use strangers::Strangers;
 use table::{Slot, Table};
 use worker::{WAKE, Worker};
@@ -75,6 +78,8 @@ pub struct Options {
     /// What VERSION answers.
     pub version: String,
     pub bounds: Bounds,
+    /// To log in at other nodes with; without them nothing is replicated to this one.
+    pub credentials: Option<Credentials>,
 }
 
 /// What one client may take, in time and memory. May be changed while the front end runs.
@@ -116,6 +121,7 @@ impl Default for Options {
             // The protocol's generation first: libmemcached gives up on a server whose major version is 0.
             version: concat!("8.0.0-settee-", env!("CARGO_PKG_VERSION")).to_owned(),
             bounds: Bounds::default(),
+            credentials: None,
         }
     }
 }
@@ -172,6 +178,8 @@ pub(crate) struct Shared {
     pub errors: ErrorCounts,
     /// Who is sent changes.
     pub streams: Arc<replication::Registry>,
+    /// What is followed elsewhere.
+    pub replicas: Replicas,
     pub pools: Arc<Pools>,
     pub started: Duration,
     pub stopping: AtomicBool,
@@ -230,7 +238,9 @@ impl Shared {
     pub fn forget_bucket(&self, name: &str) {
         self.timings.lock().remove(name);
         counts::OP_DURATION.forget("bucket", name);
+        self.cluster.forget(name);
         self.cluster.changed();
+        self.replicas.look();
         let name: Arc<str> = name.into();
         self.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::BucketGone { name: name.clone() }));
     }
@@ -280,6 +290,7 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
         ledger: parts.ledger,
         errors: ErrorCounts::default(),
         streams: parts.streams,
+        replicas: Replicas::default(),
         pools: parts.pools,
         started: parts.env.clock.monotonic(),
         stopping: AtomicBool::new(false),
@@ -309,6 +320,7 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
             }
         });
     }
+    shared.replicas.start(&shared);
     let listener = Listener::new(listener_poll, socket, shared);
     front_end.threads.push(thread::Builder::new().name("kv-listener".to_owned()).spawn(|| listener.run())?);
     Ok(front_end)
@@ -353,6 +365,7 @@ impl FrontEnd {
         if let Some(listener) = self.threads.pop() {
             join(listener);
         }
+        self.shared.replicas.stop();
         for mailbox in &self.shared.mailboxes {
             mailbox.post(Letter::Drain { until });
         }

@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::descriptors::SpareFiles;
 use crate::exit::{Exit, OrExit, Refusal};
 use crate::log::Log;
+use crate::maps::Maps;
 use crate::node::Node;
 use crate::reload::{InEffect, Live, Origin, Reloader};
 use crate::{credentials, descriptors, log, stats};
@@ -37,7 +38,7 @@ const LARGE_PIECE_BYTES: u32 = 1 << 20;
 /// How long a stop waits for clients in the middle of something.
 const DRAIN_MAX: Duration = Duration::from_secs(4);
 
-pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
+pub fn serve(config: Config, origin: Origin, until_eof: bool) -> Result<(), Refusal> {
     let began = Instant::now();
     env::os::return_large_pieces(LARGE_PIECE_BYTES);
     let log = start_log(&config).or_exit(Exit::Environment)?;
@@ -60,12 +61,14 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let _lock = claim(&config).or_exit(Exit::Environment)?;
     // From here on the data directory is ours alone.
     let node = Node::start(&config.data_dir, &env)?;
+    let (found_maps, maps) = Maps::load(&config.data_dir)?;
     let admin_listener = admin::Listener::bind(config.admin_listen)
         .with_context(|| taken("admin", config.admin_listen, "admin"))
         .or_exit(Exit::Environment)?;
     let admin_port = admin_listener.address().or_exit(Exit::Environment)?.port();
     let (users, generated) = users(&config, &Env { storage: background, ..env.clone() })?;
     let users = Arc::new(users);
+    let credentials = node_credentials(&config);
 
     let pools = Pools::start(&env, &pool_sizes(&config));
     let options = persist::Options { files_max: descriptors::files_kept(&ledger, &config), ..store_options(&config) };
@@ -104,12 +107,13 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
         users: Arc::clone(&users),
         ledger: Arc::clone(&ledger),
         cluster: Box::new(move |kv| {
-            Arc::new(Cluster::new(&node_uuid, advertised(kv).as_deref(), kv.port(), admin_port, revision))
+            let cluster = Cluster::new(&node_uuid, advertised(kv).as_deref(), kv.port(), admin_port, revision);
+            Arc::new(cluster.keeping(found_maps, Box::new(maps)))
         }),
         stats: Arc::clone(&process) as Arc<dyn frontend::StatProvider>,
         streams,
     };
-    let front = frontend::serve(front_options(&config, workers), parts)
+    let front = frontend::serve(frontend::Options { credentials, ..front_options(&config, workers) }, parts)
         .with_context(|| taken("key-value", config.kv_listen, "kv"))
         .or_exit(Exit::Environment)?;
     let kv_address = front.local_addr();
@@ -148,6 +152,9 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
         log,
     };
     let mut reloader = Reloader { origin, config, workers, in_effect, live };
+    if until_eof {
+        stop_at_eof(signals.handle()).or_exit(Exit::Environment)?;
+    }
     while signals.forever().next() == Some(SIGHUP) {
         reloader.reload();
     }
@@ -155,9 +162,10 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     std::thread::Builder::new()
         .name("second signal".to_owned())
         .spawn(move || {
-            let _ = signals.forever().find(|signal| *signal != SIGHUP);
-            // The person asked twice: what is not on disk was not acknowledged as durable.
-            std::process::exit(1);
+            if signals.forever().any(|signal| signal != SIGHUP) {
+                // The person asked twice: what is not on disk was not acknowledged as durable.
+                std::process::exit(1);
+            }
         })
         .or_exit(Exit::Environment)?;
     context.ready.store(false, Ordering::Release);
@@ -172,6 +180,22 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     pools.shutdown(Stop::Cancel);
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Ends the waiting for signals when whoever started this process has closed the pipe to it, or is gone.
+fn stop_at_eof(signals: signal_hook::iterator::Handle) -> io::Result<()> {
+    let wait = move || {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        signals.close();
+    };
+    std::thread::Builder::new().name("end of input".to_owned()).spawn(wait).map(drop)
+}
+
+/// What this node is to other nodes: its own first user, who has the same password everywhere.
+fn node_credentials(config: &Config) -> Option<frontend::Credentials> {
+    let file = (!config.password_file.is_empty()).then(|| config.password_file.as_ref());
+    let password = credentials::for_tool(file, &config.data_dir).ok()?;
+    Some(frontend::Credentials { user: config.user.clone(), password })
 }
 
 /// A bucket with a new identity and otherwise the plainest settings.
@@ -322,5 +346,6 @@ fn front_options(config: &Config, workers: usize) -> frontend::Options {
         open_bucket: (!config.open_bucket.is_empty()).then(|| config.open_bucket.clone()),
         version: VERSION.to_owned(),
         bounds: config.bounds,
+        ..frontend::Options::default()
     }
 }

@@ -28,6 +28,11 @@ pub enum Command {
     /// Look into couchstore files and the commit log; needs no server
     #[command(subcommand)]
     File(File),
+    /// Run several nodes on this machine, for development; stays until it is interrupted
+    ClusterRun(ClusterRun),
+    /// Look at the nodes of a cluster, and decide for them
+    #[command(subcommand)]
+    Cluster(Cluster),
     /// Put load on this server or its peers, and compare them
     #[command(subcommand)]
     Bench(bench::Command),
@@ -62,6 +67,9 @@ pub struct Serve {
     /// Any configuration key
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// Stop in order when standard input ends
+    #[arg(long, hide = true)]
+    pub until_eof: bool,
 }
 
 impl Serve {
@@ -98,6 +106,61 @@ pub struct Target {
     /// The server's data directory, for the password generated there
     #[arg(long, value_name = "DIR", default_value = "./settee-data")]
     pub data_dir: PathBuf,
+}
+
+#[derive(Args)]
+pub struct ClusterRun {
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
+    pub nodes: u16,
+    /// Copies of each vBucket beside the active one
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub replicas: u8,
+    /// Node N listens on this port and 2 N more for keys and values, and one above for HTTP; 0 for any free ports
+    #[arg(long, value_name = "PORT", default_value_t = 12000, value_parser = clap::value_parser!(u16).range(..65_000))]
+    pub base_port: u16,
+    /// Holds the data directories and logs of all nodes
+    #[arg(long, value_name = "DIR", default_value = "./settee-cluster")]
+    pub data_dir: PathBuf,
+    #[arg(long, default_value = "default")]
+    pub bucket: String,
+    /// Memory of the bucket on each node, in MiB
+    #[arg(long, default_value_t = 256)]
+    pub quota_mb: u64,
+    /// A power of two up to 1024
+    #[arg(long, default_value_t = 1024)]
+    pub vbuckets: u16,
+    /// Administrator of all nodes, and what they are to each other
+    #[arg(long, default_value = "Administrator")]
+    pub user: String,
+    /// File whose first line is that user's password; without it and SETTEE_PASSWORD one is made
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// Any configuration key, for all nodes
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+#[derive(Subcommand)]
+pub enum Cluster {
+    /// Nodes, whether they answer, how many vBuckets they have and how far their replicas are behind
+    Status {
+        #[arg(long, default_value = "default")]
+        bucket: String,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Take a dead node out of the map: of each vBucket that was active there, the replica that is furthest takes over
+    Failover {
+        /// Key-value address of the node
+        node: String,
+        #[arg(long, default_value = "default")]
+        bucket: String,
+        #[command(flatten)]
+        target: Target,
+    },
 }
 
 #[derive(Args)]

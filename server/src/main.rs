@@ -6,12 +6,14 @@ mod admin;
 mod boot;
 mod cli;
 mod client;
+mod cluster;
 mod commands;
 mod config;
 mod credentials;
 mod descriptors;
 mod exit;
 mod log;
+mod maps;
 mod memory;
 mod node;
 mod reload;
@@ -47,12 +49,14 @@ fn run(command: Command) -> Result<(), Refusal> {
         Command::Serve(options) => {
             let settings = options.settings().or_exit(Exit::Usage)?;
             let config = config::Config::load(options.config.as_deref(), &settings).or_exit(Exit::Usage)?;
-            boot::serve(config, reload::Origin { file: options.config, settings })
+            boot::serve(config, reload::Origin { file: options.config, settings }, options.until_eof)
         }
         Command::Stats(options) => commands::stats::run(&options).or_exit(Exit::Failed),
         Command::Tail(options) => commands::tail::run(&options).or_exit(Exit::Failed),
         Command::Bucket(command) => commands::bucket::run(&command).or_exit(Exit::Failed),
         Command::File(command) => commands::file::run(&command),
+        Command::ClusterRun(options) => cluster::run(&options).or_exit(Exit::Environment),
+        Command::Cluster(command) => cluster::command(&command).or_exit(Exit::Failed),
         Command::Bench(command) => bench::run(&command).or_exit(Exit::Failed),
         Command::Keys => {
             print!("{}", config::keys::markdown());

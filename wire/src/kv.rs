@@ -115,6 +115,7 @@ pub enum Command<'a> {
     SelectBucket(&'a [u8]),
     /// The version the client knows already, if it says so.
     GetClusterConfig(Option<ConfigVersion>),
+    SetClusterConfig(SetClusterConfig<'a>),
     /// The newest version the client understands.
     GetErrorMap(u16),
     GetManifest,
@@ -365,6 +366,14 @@ pub struct Sasl<'a> {
 pub struct ConfigVersion {
     pub epoch: i64,
     pub rev: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetClusterConfig<'a> {
+    pub version: ConfigVersion,
+    /// Empty: for connections without a bucket.
+    pub bucket: &'a [u8],
+    pub config: &'a [u8],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -220,6 +220,7 @@ opcodes! {
         0xad EnableTraffic "ENABLE_TRAFFIC"      {}          [0]     No   No   Any  RAW;
         0xae DisableTraffic "DISABLE_TRAFFIC"    {}          [0]     No   No   Any  RAW;
         0xb3 CompactDb     "COMPACT_DB"          {}          [24]    No   No   Any  RAW;
+        0xb4 SetClusterConfig "SET_CLUSTER_CONFIG" {}        [16]    May  Must Any  JSON;
         0xb5 GetClusterConfig "GET_CLUSTER_CONFIG" {R}       [0 16]  No   No   Any  RAW;
         0xb6 GetRandomKey  "GET_RANDOM_KEY"      {}          [0 4 5] No   No   Any  RAW;
         0xb7 SeqnoPersistence "SEQNO_PERSISTENCE" {}         [8]     No   No   Any  RAW;
@@ -306,7 +307,6 @@ opcodes! {
         0x9f "RESET_REPLICATION_CHAIN";
         0xaf "IFCONFIG";
         0xb2 "RETURN_META";
-        0xb4 "SET_CLUSTER_CONFIG";
         0xda "RANGE_SCAN_CREATE";
         0xdb "RANGE_SCAN_CONTINUE";
         0xdc "RANGE_SCAN_CANCEL";

@@ -163,10 +163,11 @@ impl<'a> Fields<'_, 'a> {
             Opcode::SaslAuth => Command::SaslAuth(Sasl { mechanism: name, message: value }),
             Opcode::SaslStep => Command::SaslStep(Sasl { mechanism: name, message: value }),
             Opcode::SelectBucket => Command::SelectBucket(name),
-            Opcode::GetClusterConfig => Command::GetClusterConfig((!extras.is_empty()).then(|| ConfigVersion {
-                epoch: u64_at(extras, 0).cast_signed(),
-                rev: u64_at(extras, 8).cast_signed(),
-            })),
+            Opcode::GetClusterConfig => Command::GetClusterConfig((!extras.is_empty()).then(|| config_version(extras))),
+            Opcode::SetClusterConfig => match config_version(extras) {
+                version if version.rev < 1 || version.epoch < 1 => return einval("epochs and revisions begin at 1"),
+                version => Command::SetClusterConfig(SetClusterConfig { version, bucket: name, config: value }),
+            },
             Opcode::GetErrorMap => {
                 self.no_vbucket()?;
                 match value.len() {
@@ -399,6 +400,10 @@ impl<'a> Fields<'_, 'a> {
             other => return einval(format!("{other} is no group of parameters")),
         })
     }
+}
+
+fn config_version(extras: &[u8]) -> ConfigVersion {
+    ConfigVersion { epoch: u64_at(extras, 0).cast_signed(), rev: u64_at(extras, 8).cast_signed() }
 }
 
 pub(crate) fn vb_state(code: u8) -> Option<VbState> {

@@ -85,6 +85,7 @@ fn legal_extras(opcode: Opcode, len: usize) -> Vec<u8> {
     match opcode.loud() {
         Opcode::SetVbucket | Opcode::DcpSetVbucketState => extras[0] = 1,
         Opcode::DcpPrepare => extras[30] = 1,
+        Opcode::SetClusterConfig => (extras[7], extras[15]) = (1, 1),
         Opcode::SetParam => extras[3] = 3,
         Opcode::SetWithMeta | Opcode::AddWithMeta | Opcode::DelWithMeta => extras[23] = 1,
         _ => {}
@@ -159,6 +160,7 @@ fn the_columns_of_the_table_are_as_documented() {
             0x62 | 0x63 => &[16],
             0x48 => &[0, 4, 8],
             0xb3 => &[24],
+            0xb4 => &[16],
             0xb5 => &[0, 16],
             0xb6 => &[0, 4, 5],
             _ => &[0],

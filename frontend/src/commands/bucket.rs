@@ -1,14 +1,15 @@
 //! Commands on buckets as a whole: making, deleting and emptying them, and the states of their vBuckets.
 
-use engine::Waiter;
+use engine::{Outcome, Role, Waiter};
 use persist::{BucketSpec, CompactionReport, Compression, Purge, StoreError};
 use scheduler::PoolKind;
 use types::{BucketUuid, Level, VbId, VbState};
 use wire::Status;
-use wire::kv::{CompactDb, CreateBucket, DeleteBucket, SetVbucket};
+use wire::kv::{CompactDb, CreateBucket, DeleteBucket, SetClusterConfig, SetVbucket};
 
 use super::{Context, Refusal, einval, no_such_vbucket, not_supported};
 use crate::Shared;
+use crate::cluster::{BucketShape, NotGiven, Revision};
 use crate::mailbox::{Answer, JobReply, Letter};
 
 /// Of a bucket created without saying how many.
@@ -107,10 +108,40 @@ impl Context<'_> {
         if topology.is_some() && set.state != VbState::Active {
             return einval("only an active vBucket has a topology");
         }
-        match bucket.set_vb_state(vb, set.state, topology) {
-            Ok(()) => self.done(),
-            Err(error) => Err(crate::errors::of_op(&error)),
+        let ticket = self.ticket();
+        let mailbox = self.mailbox;
+        let outcome =
+            bucket.set_vbucket_state(vb, Role::of(set.state, topology), &|| Waiter::new(mailbox.clone(), ticket));
+        self.shared.replicas.role_changed(bucket.name());
+        match outcome {
+            Outcome::Done(result) => self.answer(result),
+            Outcome::Pending => self.wait(ticket, true),
         }
+        Ok(())
+    }
+
+    /// A map from a coordinator: clients are told, and replicas follow.
+    pub(super) fn set_cluster_config(&mut self, set: &SetClusterConfig<'_>) -> Result<(), Refusal> {
+        let (Ok(name), Ok(text)) = (std::str::from_utf8(set.bucket), std::str::from_utf8(set.config)) else {
+            return einval("a bucket's name and its map are text");
+        };
+        if name.is_empty() {
+            return not_supported("a map of the whole cluster");
+        }
+        let (name, text) = (name.to_owned(), text.to_owned());
+        let version = Revision { epoch: set.version.epoch, rev: set.version.rev };
+        self.job("set_cluster_config", move |shared| {
+            let bucket = shared.engine.bucket(&name).ok_or_else(|| (Status::KeyEnoent, format!("no bucket {name}")))?;
+            let given = shared.cluster.give(&BucketShape::of(&bucket.spec()), version, &text);
+            given.map_err(|why| match why {
+                NotGiven::Invalid(_) => (Status::Einval, why.to_string()),
+                NotGiven::Stale { .. } => (Status::KeyEexists, why.to_string()),
+                NotGiven::NotKept(_) => (Status::Etmpfail, why.to_string()),
+            })?;
+            shared.replicas.look();
+            Ok(JobReply::default())
+        });
+        Ok(())
     }
 
     pub(super) fn del_vbucket(&mut self, _: VbId) -> Result<(), Refusal> {

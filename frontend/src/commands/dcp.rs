@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use replication::Producer;
-use types::VbId;
+use types::{Seqno, VbId};
 use wire::dcp::{Message, Open, Packet, StreamFlags, StreamRequest};
 use wire::{Feature, Request, Status};
 
@@ -60,10 +60,7 @@ impl Context<'_> {
                 self.producer()?.buffer_ack(*bytes);
                 Ok(())
             }
-            Message::SeqnoAck(seqno) => match self.producer()?.seqno_ack(&packet, *seqno) {
-                true => Ok(()),
-                false => Err((Status::KeyEnoent, "there is no such stream".to_owned())),
-            },
+            Message::SeqnoAck(seqno) => self.note_ack(&packet, *seqno),
             // A consumer may ask whether we are there as well.
             Message::Noop => self.done(),
             Message::AddStream(_) => not_supported("consuming"),
@@ -101,10 +98,28 @@ impl Context<'_> {
         self.done()
     }
 
+    /// A replica has what every prepare up to `seqno` asks of it.
+    fn note_ack(&mut self, packet: &Packet<'_>, seqno: Seqno) -> Result<(), Refusal> {
+        let bucket = self.bucket()?.bucket.clone();
+        let producer = self.producer()?;
+        if !producer.seqno_ack(packet, seqno) {
+            return Err((Status::KeyEnoent, "there is no such stream".to_owned()));
+        }
+        let Some(replica) = producer.replica() else { return Ok(()) };
+        bucket.seqno_acked(packet.vb, replica, seqno).map_err(|error| crate::errors::of_op(&error))
+    }
+
     fn open_stream(&mut self, packet: &Packet<'_>, stream: &StreamRequest<'_>) -> Result<(), Refusal> {
         let opened = self.producer()?.stream_request(packet, stream);
         match opened {
-            Ok(histories) => self.value(Default::default(), &histories),
+            Ok(histories) => {
+                let bucket = self.bucket()?.bucket.clone();
+                if let Some(replica) = self.producer()?.replica() {
+                    let began = bucket.replica_began(packet.vb, replica, stream.start);
+                    began.map_err(|error| crate::errors::of_op(&error))?;
+                }
+                self.value(Default::default(), &histories)
+            }
             Err(replication::Refusal { rollback: Some(seqno), .. }) => {
                 let reply = self.blank(Status::Rollback);
                 self.put(wire::Reply { value: (&seqno.0.to_be_bytes(), &[]), ..reply });

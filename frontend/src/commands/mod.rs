@@ -147,6 +147,7 @@ impl<'c> Context<'c> {
             Command::SaslStep(sasl) => self.sasl_step(&sasl),
             Command::SelectBucket(name) => self.select_bucket(name),
             Command::GetClusterConfig(known) => self.get_cluster_config(known),
+            Command::SetClusterConfig(set) => self.set_cluster_config(&set),
             Command::GetErrorMap(version) => self.get_error_map(version),
             Command::Noop | Command::Verbosity(_) => self.done(),
             Command::Version => self.version(),
@@ -395,6 +396,7 @@ fn needs_admin(opcode: Opcode) -> bool {
     matches!(
         opcode,
         Opcode::SetVbucket
+            | Opcode::SetClusterConfig
             | Opcode::DelVbucket
             | Opcode::CreateBucket
             | Opcode::DeleteBucket

@@ -136,6 +136,16 @@ fn streams(shared: &Shared, selected: &Selected) -> Lines {
             put("acked_prepare_seqno", stream.acked().to_string());
         }
     }
+    for (peer, link) in shared.replicas.of_bucket(&selected.shape.name) {
+        let mut put = |name: &str, value: String| lines.push((format!("replicas of {peer}:{name}"), value));
+        put("connected", link.is_connected.load(Relaxed).to_string());
+        put("connects", link.connects.load(Relaxed).to_string());
+        put("vbuckets", link.wanted.load(Relaxed).to_string());
+        put("following", link.consumer.following.load(Relaxed).to_string());
+        put("items_received", link.consumer.items.load(Relaxed).to_string());
+        put("bytes_received", link.consumer.bytes.load(Relaxed).to_string());
+        put("trouble", link.trouble.lock().clone());
+    }
     let mut put = |name: &str, value: u64| lines.push((name.to_owned(), value.to_string()));
     let totals = shared.streams.totals(&selected.bucket);
     put("ep_dcp_producer_count", totals.producers);

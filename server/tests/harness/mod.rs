@@ -89,6 +89,13 @@ impl Serve {
         Serve::bare().arg("--data-dir").arg(data_dir).arg("--kv=127.0.0.1:0").arg("--admin=127.0.0.1:0")
     }
 
+    /// `settee cluster-run` in this directory, with [`PASSWORD`].
+    pub fn cluster(dir: &Path) -> Serve {
+        let mut command = settee();
+        command.arg("cluster-run").env("SETTEE_PASSWORD", PASSWORD).arg("--data-dir").arg(dir);
+        Serve(command)
+    }
+
     /// With no option at all.
     pub fn bare() -> Serve {
         let mut command = settee();
@@ -245,6 +252,11 @@ impl Server {
 
     pub fn pid(&self) -> String {
         self.child.id().to_string()
+    }
+
+    /// What it has printed so far.
+    pub fn said(&self) -> &str {
+        &self.stdout
     }
 
     /// An orderly stop.

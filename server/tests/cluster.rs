@@ -1,0 +1,219 @@
+//! Goal: what a majority of nodes acknowledged outlives a node. Method: real processes under `settee cluster-run`, real
+//! connections, SIGKILL and SIGSTOP.
+
+mod harness;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use harness::{Connection, Serve, Server, directory, run};
+use types::Level;
+use wire::client::{RequestFrame, store_extras};
+use wire::{Opcode, Status, frame_info};
+
+const LEVELS: [Level; 3] = [Level::Majority, Level::MajorityAndPersistActive, Level::PersistMajority];
+const VBUCKETS: u16 = 8;
+
+/// A running `settee cluster-run`; its nodes end with it.
+struct Nodes {
+    server: Server,
+    kv: Vec<String>,
+    pids: BTreeMap<String, String>,
+}
+
+impl Nodes {
+    fn start(dir: &Path, nodes: u16, replicas: u8) -> Nodes {
+        let server = Serve::cluster(dir)
+            .arg(format!("--nodes={nodes}"))
+            .arg(format!("--replicas={replicas}"))
+            .arg(format!("--vbuckets={VBUCKETS}"))
+            .arg("--base-port=0")
+            .start();
+        let kv = server.kv.split(',').map(str::to_owned).collect();
+        let word =
+            |line: &str, name| line.split_whitespace().find_map(|word| word.strip_prefix(name)).map(str::to_owned);
+        let nodes = server.said().lines().filter(|line| line.starts_with("node "));
+        let pids = nodes.filter_map(|line| Some((word(line, "kv=")?, word(line, "pid=")?))).collect();
+        Nodes { server, kv, pids }
+    }
+
+    fn signal(&self, node: &str, name: &str) {
+        let status =
+            Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", name]).arg(&self.pids[node]).status();
+        assert!(status.expect("sh starts").success());
+    }
+
+    /// SIGKILL; returns when it is gone.
+    fn kill(&self, node: &str) {
+        self.signal(node, "KILL");
+        while Connection::open(node).is_ok() {}
+    }
+
+    fn client(&self, node: &str) -> Connection {
+        Connection::log_in(node, "default", harness::connection::FEATURES).expect("a client may log in")
+    }
+
+    fn status(&self, node: &str) -> serde_json::Value {
+        let ended = run(&["cluster", "status", "--json", "--kv", node]);
+        serde_json::from_str(ended.fine()).expect("one JSON object")
+    }
+
+    fn fail_over(&self, gone: &str, through: &str) {
+        run(&["cluster", "failover", gone, "--kv", through]).fine();
+    }
+}
+
+/// A write of a level with a time limit of its own.
+fn set_within(client: &mut Connection, vb: u16, key: &str, value: &str, timeout_ms: u16) -> Status {
+    let mut framing = Vec::new();
+    frame_info::push_durability(&mut framing, Level::Majority, Some(timeout_ms));
+    let request = RequestFrame {
+        vbucket: vb,
+        framing_extras: &framing,
+        extras: &store_extras(0, 0),
+        key: key.as_bytes(),
+        value: value.as_bytes(),
+        ..RequestFrame::new(Opcode::Set)
+    };
+    client.call(&request).expect("an answer").status
+}
+
+/// The nodes each vBucket is on, active first, as a node says.
+fn chains(client: &mut Connection) -> Vec<Vec<i64>> {
+    let reply = client.call(&RequestFrame::new(Opcode::GetClusterConfig)).expect("an answer");
+    let config: serde_json::Value = serde_json::from_slice(&reply.value).expect("JSON");
+    serde_json::from_value(config["vBucketServerMap"]["vBucketMap"].clone()).expect("rows of numbers")
+}
+
+#[test]
+fn two_nodes_acknowledge_by_majority_and_one_survives_the_other() {
+    let dir = directory();
+    let nodes = Nodes::start(dir.path(), 2, 1);
+    let [first, second] = [&nodes.kv[0], &nodes.kv[1]];
+    let (mut a, mut b) = (nodes.client(first), nodes.client(second));
+    let chains = chains(&mut a);
+    assert_eq!(chains[0], [0, 1]);
+    assert_eq!(chains[1], [1, 0]);
+
+    // Every write goes to its active, and is acknowledged once both have it.
+    let mut acknowledged = BTreeMap::new();
+    for n in 0..60 {
+        let (vb, level) = (n % VBUCKETS, LEVELS[usize::from(n / VBUCKETS) % 3]);
+        let (key, value) = (format!("k{n}"), format!("v{n}"));
+        let client = if chains[usize::from(vb)][0] == 0 { &mut a } else { &mut b };
+        let reply = client.set(vb, &key, value.as_bytes(), Some(level)).expect("an answer");
+        assert_eq!(reply.status, Status::Success, "{key}: {}", reply.text());
+        acknowledged.insert(key, (vb, value));
+    }
+    let seen = nodes.status(first);
+    for node in seen["nodes"].as_array().expect("a list") {
+        assert_eq!((&node["state"], &node["active"], &node["replica"]), (&"up".into(), &4.into(), &4.into()), "{seen}");
+    }
+
+    // The other node turns a client away with the map, and reads for those who ask a replica.
+    let wrong = b.set(0, "k0", b"x", None).expect("an answer");
+    assert_eq!(wrong.status, Status::NotMyVbucket);
+    assert!(wrong.text().contains("vBucketMap"), "{}", wrong.text());
+    let replica = |client: &mut Connection| {
+        client.call(&RequestFrame { key: b"k0", ..RequestFrame::new(Opcode::GetReplica) }).expect("an answer")
+    };
+    assert_eq!(replica(&mut a).status, Status::NotMyVbucket);
+    // The commit follows the acknowledgement.
+    let from_replica = std::iter::repeat_with(|| replica(&mut b)).find(|reply| reply.status == Status::Success);
+    assert_eq!(from_replica.expect("it comes").text(), "v0");
+
+    // A node that answers is not failed over.
+    run(&["cluster", "failover", first, "--kv", second]).said(1, &["stop it first"]);
+    nodes.kill(first);
+    nodes.fail_over(first, second);
+    for (key, (vb, value)) in &acknowledged {
+        let reply = b.get(*vb, key).expect("an answer");
+        assert_eq!((reply.status, reply.text()), (Status::Success, value.clone()), "{key}");
+    }
+    let seen = nodes.status(second);
+    assert_eq!((&seen["nodes"][0]["active"], seen["nodes"].as_array().map(Vec::len)), (&8.into(), Some(1)), "{seen}");
+    // Nobody is left to make a majority with; other writes go on.
+    let reply = b.set(0, "k0", b"more", Some(Level::Majority)).expect("an answer");
+    assert_eq!(reply.status, Status::DurabilityImpossible);
+    assert_eq!(b.set(0, "k0", b"more", None).expect("an answer").status, Status::Success);
+    nodes.server.stop();
+}
+
+#[test]
+fn while_the_replica_is_stopped_a_durable_write_is_ambiguous_and_then_goes_on() {
+    let dir = directory();
+    let nodes = Nodes::start(dir.path(), 2, 1);
+    let [first, second] = [&nodes.kv[0], &nodes.kv[1]];
+    let mut a = nodes.client(first);
+    assert_eq!(a.set(0, "k", b"1", Some(Level::Majority)).expect("an answer").status, Status::Success);
+    nodes.signal(second, "STOP");
+    assert_eq!(set_within(&mut a, 0, "k", "2", 300), Status::SyncWriteAmbiguous);
+    assert_eq!(a.get(0, "k").expect("an answer").text(), "1", "what came to nothing is seen by nobody");
+    assert_eq!(a.set(0, "other", b"3", None).expect("an answer").status, Status::Success);
+    nodes.signal(second, "CONT");
+    assert_eq!(a.set(0, "k", b"4", Some(Level::PersistMajority)).expect("an answer").status, Status::Success);
+    nodes.server.stop();
+}
+
+/// Goal: of three nodes any one may go. Method: the active of a vBucket is killed; one replica takes over, the other follows
+/// it, and durable writes go on.
+#[test]
+fn three_nodes_go_on_without_one() {
+    let dir = directory();
+    let nodes = Nodes::start(dir.path(), 3, 2);
+    let mut clients: Vec<Connection> = nodes.kv.iter().map(|node| nodes.client(node)).collect();
+    let before = chains(&mut clients[0]);
+    for n in 0..30u16 {
+        let vb = n % VBUCKETS;
+        let client = &mut clients[before[usize::from(vb)][0] as usize];
+        let reply = client.set(vb, &format!("k{n}"), b"v", Some(Level::PersistMajority)).expect("an answer");
+        assert_eq!(reply.status, Status::Success, "{}", reply.text());
+    }
+    nodes.kill(&nodes.kv[0]);
+    nodes.fail_over(&nodes.kv[0], &nodes.kv[2]);
+    let after = chains(&mut clients[1]);
+    for n in 0..30u16 {
+        let vb = n % VBUCKETS;
+        // Places moved down by the one that is gone.
+        let client = &mut clients[after[usize::from(vb)][0] as usize + 1];
+        assert_eq!(client.get(vb, &format!("k{n}")).expect("an answer").text(), "v", "k{n}");
+        let reply = client.set(vb, &format!("k{n}"), b"w", Some(Level::PersistMajority)).expect("an answer");
+        assert_eq!(reply.status, Status::Success, "k{n}: {}", reply.text());
+    }
+    nodes.server.stop();
+}
+
+#[test]
+fn a_cluster_is_laid_out_once_and_its_nodes_end_with_it() {
+    let dir = directory();
+    let port = free_ports();
+    let start = || {
+        let server = Serve::cluster(dir.path()).arg("--vbuckets=8").arg(format!("--base-port={port}")).start();
+        let node = server.kv.split(',').next().expect("a node").to_owned();
+        (server, node)
+    };
+    let (server, node) = start();
+    let mut client = Connection::log_in(&node, "default", harness::connection::FEATURES).expect("a client may log in");
+    let reply = client.set(0, "k", b"v", Some(Level::PersistMajority)).expect("an answer");
+    assert_eq!(reply.status, Status::Success);
+    // Even a parent that is killed leaves no node behind: the directories are free for the next.
+    server.kill9();
+    for n in 0..2 {
+        let lock = std::fs::File::open(dir.path().join(format!("node-{n}/settee.lock"))).expect("a node makes it");
+        lock.lock().expect("the node lets go of it when it ends");
+    }
+    let (server, node) = start();
+    let mut client = Connection::log_in(&node, "default", harness::connection::FEATURES).expect("a client may log in");
+    assert_eq!(client.get(0, "k").expect("an answer").text(), "v");
+    let reply = client.set(0, "k", b"w", Some(Level::PersistMajority)).expect("an answer");
+    assert_eq!(reply.status, Status::Success, "the replicas follow again");
+    server.stop();
+}
+
+/// The first of four ports in a row that are free now.
+fn free_ports() -> u16 {
+    let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let first = 20_000 + (std::process::id() % 20_000) as u16;
+    (first..60_000).step_by(4).find(|port| (0..4).all(|n| is_free(port + n))).expect("some are free")
+}
