@@ -22,6 +22,15 @@ pub struct Step {
     pub answers: u32,
 }
 
+impl Step {
+    /// Both said at once.
+    pub fn and(mut self, other: Step) -> Step {
+        self.request.extend_from_slice(&other.request);
+        self.answers += other.answers;
+        self
+    }
+}
+
 /// Who comes and goes.
 pub struct Churn<'a> {
     pub address: SocketAddr,
@@ -55,7 +64,6 @@ pub struct Outcome {
 struct Client {
     stream: Option<TcpStream>,
     protocol: Box<dyn Protocol>,
-    connected: bool,
     step: usize,
     answers: u32,
     output: Vec<u8>,
@@ -100,7 +108,7 @@ impl Churn<'_> {
             }
             for n in std::mem::take(&mut anew) {
                 match self.connect(n, &poll) {
-                    Ok(stream) => clients[n].start(stream, now_ns()),
+                    Ok(stream) => clients[n].start(stream, &self.steps[0], now_ns()),
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                         outcome.refused += u64::from(before.is_some());
                         anew.push(n);
@@ -116,7 +124,8 @@ impl Churn<'_> {
             for event in &events {
                 let n = event.token().0;
                 let client = &mut clients[n];
-                let state = client.drive(self.steps, &mut scratch, &mut outcome.errors);
+                let readable = event.is_readable() || event.is_read_closed() || event.is_error();
+                let state = client.drive(readable, self.steps, &mut scratch, &mut outcome.errors);
                 let now = now_ns();
                 let counts = before.is_some();
                 match state {
@@ -155,7 +164,7 @@ impl Churn<'_> {
     /// Begins a connection. A machine has 28 000 ports to connect from on one address and keeps each for a while, so
     /// every client has its own address where loopback has plenty.
     fn connect(&self, n: usize, poll: &Poll) -> io::Result<TcpStream> {
-        let socket = Socket::new(Domain::for_address(self.address), Type::STREAM, None)?;
+        let socket = Socket::new_raw(Domain::for_address(self.address), Type::STREAM.nonblocking().cloexec(), None)?;
         if let SocketAddr::V4(address) = self.address
             && address.ip().is_loopback()
         {
@@ -163,7 +172,6 @@ impl Churn<'_> {
             socket.set_reuse_address(true)?;
             socket.bind(&SocketAddr::from((own, 0)).into())?;
         }
-        socket.set_nonblocking(true)?;
         match socket.connect(&self.address.into()) {
             Err(error) if error.raw_os_error() != Some(IN_PROGRESS) && error.kind() != io::ErrorKind::WouldBlock => {
                 return Err(error);
@@ -184,7 +192,6 @@ impl Client {
         Client {
             stream: None,
             protocol,
-            connected: false,
             step: 0,
             answers: 0,
             output: Vec::new(),
@@ -195,37 +202,42 @@ impl Client {
         }
     }
 
-    fn start(&mut self, stream: TcpStream, now_ns: u64) {
+    fn start(&mut self, stream: TcpStream, first: &Step, now_ns: u64) {
         self.stream = Some(stream);
-        self.connected = false;
         self.step = 0;
         self.output.clear();
         self.input.clear();
         self.began_ns = now_ns;
+        self.say(first);
     }
 
-    /// Goes on as far as possible without waiting.
-    fn drive(&mut self, steps: &[Step], scratch: &mut [u8], errors: &mut BTreeMap<String, u64>) -> State {
-        let Some(stream) = &mut self.stream else { return State::Waiting };
-        if !self.connected {
-            if let Ok(Some(error)) = stream.take_error() {
-                return State::Failed(error.to_string());
-            }
-            match stream.peer_addr() {
-                Ok(_) => self.connected = true,
-                Err(error) if error.kind() == io::ErrorKind::NotConnected => return State::Waiting,
+    /// Goes on as far as possible without waiting, and without asking the system what the next event will tell: one call
+    /// to send a step, one to read its answers. A load generator that makes more of them measures itself.
+    fn drive(
+        &mut self,
+        mut readable: bool,
+        steps: &[Step],
+        scratch: &mut [u8],
+        errors: &mut BTreeMap<String, u64>,
+    ) -> State {
+        loop {
+            match self.flush() {
+                // Not connected yet, or the socket is full.
+                Ok(()) if !self.output.is_empty() => return State::Waiting,
+                Ok(()) => {}
                 Err(error) => return State::Failed(error.to_string()),
             }
-            self.say(&steps[0]);
-        }
-        loop {
-            if let Err(error) = self.flush() {
-                return State::Failed(error.to_string());
-            }
             let Some(stream) = &mut self.stream else { return State::Waiting };
+            if !readable {
+                return State::Waiting;
+            }
             match stream.read(scratch) {
                 Ok(0) => return State::Failed("closed by the server".to_owned()),
-                Ok(n) => self.input.extend_from_slice(&scratch[..n]),
+                Ok(n) => {
+                    self.input.extend_from_slice(&scratch[..n]);
+                    // Room is left, so that was all, and what comes next is an event.
+                    readable = n == scratch.len();
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return State::Waiting,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return State::Failed(error.to_string()),

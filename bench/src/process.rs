@@ -55,6 +55,18 @@ pub fn usage_of_family(pid: u32) -> Option<Usage> {
     Some(Usage { cpu: Duration::from_millis(sum * 1000 / TICKS_PER_S), written_bytes, flushes: None })
 }
 
+/// How often the threads that a process has now gave up the processor, or lost it. `None`: it is gone, or not ours to see.
+pub fn context_switches_of(pid: u32) -> Option<u64> {
+    let mut sum = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
+        // One that has ended since the list was made is none of the process's any more.
+        let Ok(status) = fs::read_to_string(thread.path().join("status")) else { continue };
+        let counts = status.lines().filter_map(|line| line.split_once("voluntary_ctxt_switches:"));
+        sum += counts.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum::<u64>();
+    }
+    Some(sum)
+}
+
 /// Memory of a process that is in RAM. `None`: it is gone, or not ours to see.
 pub fn resident_bytes_of(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

@@ -154,6 +154,11 @@ impl Server {
         process::usage_of_family(self.child.child.id()).map(|usage| Usage { flushes, ..usage })
     }
 
+    /// How often its threads were given a processor so far.
+    pub fn context_switches(&self) -> Option<u64> {
+        process::context_switches_of(self.child.child.id())
+    }
+
     /// Memory it has now, its children's not among it.
     pub fn resident_bytes(&self) -> Option<u64> {
         process::resident_bytes_of(self.child.child.id())

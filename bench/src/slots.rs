@@ -28,11 +28,16 @@ impl Slots {
         Slots::Scan((0..capacity).map(|_| Mutex::new(false)).collect())
     }
 
+    /// To be scanned, with all of them taken.
+    pub fn all_taken(capacity: usize) -> Slots {
+        Slots::Scan((0..capacity).map(|_| Mutex::new(true)).collect())
+    }
+
     pub fn listed(capacity: usize) -> Slots {
         Slots::List(Mutex::new((0..capacity).rev().collect()))
     }
 
-    fn take(&self) -> Option<usize> {
+    pub fn take(&self) -> Option<usize> {
         match self {
             Slots::List(free) => free.lock().pop(),
             Slots::Scan(slots) => slots.iter().position(|slot| {
@@ -42,7 +47,7 @@ impl Slots {
         }
     }
 
-    fn release(&self, n: usize) {
+    pub fn release(&self, n: usize) {
         match self {
             Slots::List(free) => free.lock().push(n),
             Slots::Scan(slots) => *slots[n].lock() = false,

@@ -55,6 +55,7 @@ impl Server {
             users: Arc::new(users),
             cluster: Box::new(|addr| Arc::new(Cluster::new("cafe", None, addr.port(), 8091, 1))),
             stats: Arc::new(()),
+            streams: Arc::default(),
             ledger: Ledger::new(&Plan::for_limit(20_000, wishes).unwrap()),
         };
         Server { front_end: frontend::serve(options, parts).unwrap(), engine, _dir: dir }

@@ -14,11 +14,13 @@
 
 #![forbid(unsafe_code)]
 
+mod follow;
 mod log;
 mod record;
 mod snapshot;
 mod watermark;
 
+pub use follow::{Allowance, Follower};
 pub use log::{Changelog, Cursor, NotTaken, Slice, Stamp};
 pub use record::{FailoverEntry, FailoverTable, VbRecord};
 pub use snapshot::{Place, Snapshot, Snapshots};

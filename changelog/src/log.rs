@@ -11,6 +11,7 @@ use env::Clock;
 use types::rank::{Mutex, Rank};
 use types::{Cas, HeldBy, Item, Seqno};
 
+use crate::follow::{Allowance, Follower, Followers};
 use crate::snapshot::{Snapshot, Snapshots};
 use crate::{VbRecord, Watermarks};
 
@@ -91,6 +92,7 @@ struct Inner {
     cursors_made: u32,
     record: Arc<VbRecord>,
     record_version: u64,
+    followers: Box<Followers>,
     snapshots: Snapshots,
     is_given: bool,
 }
@@ -116,6 +118,7 @@ impl Changelog {
             cursors_made: 0,
             record: Arc::new(record),
             record_version: 0,
+            followers: Box::default(),
             snapshots: Snapshots::default(),
             is_given: false,
         };
@@ -127,6 +130,12 @@ impl Changelog {
     /// takes it out, while the log holds it, does the same. To be said before the first append.
     pub fn counted(self, alone_bytes: Arc<AtomicI64>) -> Changelog {
         Changelog { alone_bytes, ..self }
+    }
+
+    /// How much may be kept for followers alone, of this log and others. To be said before the first one comes.
+    pub fn allowing(self, allowance: Arc<Allowance>) -> Changelog {
+        self.inner.lock().followers.set_allowance(allowance);
+        self
     }
 
     /// Of a vBucket whose last changes are prepares or aborts: the last that is neither. To be said before the first append.
@@ -223,6 +232,7 @@ impl Changelog {
         (inner.first, inner.high, inner.entries_bytes) = (to.next(), to, 0);
         inner.cursors.iter_mut().for_each(|place| (place.next, place.is_stale) = (to.next(), true));
         inner.snapshots = Snapshots::default();
+        inner.followers.begin_anew(to.next());
         drop(inner);
         self.uncount(dropped);
     }
@@ -270,26 +280,36 @@ impl Changelog {
         let place = inner.place_mut(cursor);
         place.is_stale = false;
         let next = place.next;
-        let mut bytes = 0;
-        let at = inner.index_of(next);
-        let items: Vec<_> = inner
-            .entries
-            .range(at..)
-            .take_while(|item| {
-                let fits = bytes < bytes_max;
-                bytes += item.memory();
-                fits
-            })
-            .cloned()
-            .collect();
-        let last = match items.last() {
-            _ if at + items.len() == inner.entries.len() => inner.high,
-            Some(item) => item.seqno(),
-            None => Seqno(next.0 - 1),
-        };
-        let (record, record_version) = (Arc::clone(&inner.record), inner.record_version);
-        let (snapshots, is_given) = (inner.snapshots.since(next), inner.is_given);
-        Slice { from: next, items, last, snapshots, is_given, record, record_version }
+        inner.slice(next, bytes_max)
+    }
+
+    /// Registers a reader that has seen everything up to and including `after`, and that may be left behind. `None`: that is
+    /// too far back for the memory already, or nobody was ever there.
+    pub fn follow(&self, after: Seqno) -> Option<Follower> {
+        let mut inner = self.inner.lock();
+        let is_here = after.next() >= inner.first && after <= inner.high;
+        is_here.then(|| inner.followers.add(after.next()))
+    }
+
+    /// What comes after everything the follower was given, up to about `bytes_max` bytes (at least one item if there is
+    /// one). `None`: it was left behind, and what it wants is in the file.
+    pub fn take(&self, follower: &Follower, bytes_max: usize) -> Option<Slice> {
+        let mut inner = self.inner.lock();
+        let slice = inner.slice(inner.followers.next_of(follower)?, bytes_max);
+        let was_kept = inner.followers.advance(follower, slice.last.next());
+        let dropped = if was_kept { inner.trim() } else { Vec::new() };
+        drop(inner);
+        self.uncount(dropped);
+        Some(slice)
+    }
+
+    /// Forgets a follower.
+    pub fn unfollow(&self, follower: Follower) {
+        let mut inner = self.inner.lock();
+        inner.followers.remove(follower);
+        let dropped = inner.trim();
+        drop(inner);
+        self.uncount(dropped);
     }
 
     /// Says that the reader needs nothing up to and including `upto` any more. Of what was read before a rollback it says
@@ -365,13 +385,37 @@ impl Inner {
         self.cas
     }
 
+    fn slice(&self, next: Seqno, bytes_max: usize) -> Slice {
+        let mut bytes = 0;
+        let at = self.index_of(next);
+        let items: Vec<_> = self
+            .entries
+            .range(at..)
+            .take_while(|item| {
+                let fits = bytes < bytes_max;
+                bytes += item.memory();
+                fits
+            })
+            .cloned()
+            .collect();
+        let last = match items.last() {
+            _ if at + items.len() == self.entries.len() => self.high,
+            Some(item) => item.seqno(),
+            None => Seqno(next.0 - 1),
+        };
+        let (record, record_version) = (Arc::clone(&self.record), self.record_version);
+        let (snapshots, is_given) = (self.snapshots.since(next), self.is_given);
+        Slice { from: next, items, last, snapshots, is_given, record, record_version }
+    }
+
     fn place_mut(&mut self, cursor: &Cursor) -> &mut Place {
         self.cursors.iter_mut().find(|p| p.id == cursor.id).expect("a cursor belongs to its log")
     }
 
     /// Takes out what every reader has passed. Without readers nobody will ask.
     fn trim(&mut self) -> Vec<Item> {
-        let keep_from = self.cursors.iter().map(|p| p.next).min().unwrap_or(self.high.next());
+        let passed = self.cursors.iter().map(|p| p.next).min().unwrap_or(self.high.next());
+        let keep_from = self.followers.hold(passed, &self.entries);
         let count = self.index_of(keep_from);
         self.snapshots.drop_before(keep_from);
         let dropped: Vec<_> = self.entries.drain(..count).collect();
@@ -519,6 +563,7 @@ mod tests {
     fn a_log_that_was_rolled_back_goes_on_from_there() {
         let (log, clock) = (log(), Wall(AtomicU64::new(0)));
         let cursor = log.cursor("flusher", Seqno(10)).unwrap();
+        let follower = log.follow(Seqno(10)).unwrap();
         log.begin_snapshot(Seqno(20), None);
         for seqno in [12, 15, 16] {
             log.append_given(&given(seqno)).unwrap();
@@ -533,6 +578,75 @@ mod tests {
         assert!(next.seqno() == Seqno(11) && next.meta().cas > before);
         log.release(&cursor, void);
         assert_eq!(seqnos(&log.read(&cursor, usize::MAX)), [11]);
+        assert!(log.take(&follower, usize::MAX).is_none(), "what it had read may be gone");
+    }
+
+    #[test]
+    fn a_follower_gets_everything_as_long_as_there_is_room_for_it() {
+        let clock = Wall(AtomicU64::new(0));
+        let allowance = Arc::new(Allowance::new(1000));
+        let log = log().allowing(Arc::clone(&allowance));
+        let flusher = log.cursor("flusher", Seqno(10)).unwrap();
+        let (fast, slow) = (log.follow(Seqno(10)).unwrap(), log.follow(Seqno(10)).unwrap());
+        (0..8).for_each(|_| drop(append(&log, &clock, "k")));
+        let item_bytes = log.backlog().1 as u64 / 8;
+        assert_eq!(log.take(&fast, usize::MAX).map(|slice| seqnos(&slice)), Some((11..=18).collect()));
+        // What the flusher has yet to pass is not kept for anybody else.
+        assert_eq!(allowance.used_bytes(), 0);
+        log.release(&flusher, Seqno(13));
+        assert_eq!((allowance.used_bytes(), log.backlog().0), (3 * item_bytes, 8));
+        assert_eq!(log.take(&slow, 1).map(|slice| (seqnos(&slice), slice.last)), Some((vec![11], Seqno(11))));
+        assert_eq!((allowance.used_bytes(), log.backlog().0), (2 * item_bytes, 7));
+        // One too many: the slow one is let go, and nobody else notices.
+        allowance.set(6 * item_bytes - 1);
+        log.release(&flusher, Seqno(17));
+        assert_eq!((allowance.used_bytes(), log.backlog().0), (0, 1));
+        assert!(log.take(&slow, usize::MAX).is_none() && log.follow(Seqno(16)).is_none());
+        append(&log, &clock, "k");
+        assert_eq!(log.take(&fast, usize::MAX).map(|slice| seqnos(&slice)), Some(vec![19]));
+        assert!(log.take(&slow, usize::MAX).is_none());
+        log.unfollow(slow);
+        log.unfollow(fast);
+        log.release(&flusher, Seqno(19));
+        assert_eq!((allowance.used_bytes(), log.backlog()), (0, (0, 0)));
+    }
+
+    #[test]
+    fn one_slow_follower_does_not_have_those_of_other_logs_left_behind() {
+        let clock = Wall(AtomicU64::new(0));
+        let allowance = Arc::new(Allowance::new(1000));
+        let logs = [log(), log()].map(|log| log.allowing(Arc::clone(&allowance)));
+        let flushers = [&logs[0], &logs[1]].map(|log| log.cursor("flusher", Seqno(10)).unwrap());
+        let followers = [&logs[0], &logs[1]].map(|log| log.follow(Seqno(10)).unwrap());
+        let grow = |n: usize, count: u64| {
+            (0..count).for_each(|_| drop(append(&logs[n], &clock, "k")));
+            logs[n].release(&flushers[n], logs[n].marks.high());
+        };
+        grow(0, 6);
+        let item_bytes = allowance.used_bytes() / 6;
+        allowance.set(6 * item_bytes);
+        grow(1, 2);
+        assert_eq!(allowance.used_bytes(), 8 * item_bytes, "a little more than there is room for");
+        assert_eq!(logs[1].take(&followers[1], usize::MAX).map(|slice| slice.items.len()), Some(2));
+        grow(1, 2);
+        grow(0, 1);
+        assert_eq!(allowance.used_bytes(), 2 * item_bytes, "whoever holds most is left behind when it is looked at");
+        assert!(logs[0].take(&followers[0], usize::MAX).is_none());
+        assert!(logs[1].take(&followers[1], usize::MAX).is_some());
+    }
+
+    #[test]
+    fn a_follower_that_leaves_gives_back_what_was_kept_for_it() {
+        let clock = Wall(AtomicU64::new(0));
+        let allowance = Arc::new(Allowance::default());
+        let log = log().allowing(Arc::clone(&allowance));
+        let flusher = log.cursor("flusher", Seqno(10)).unwrap();
+        let follower = log.follow(Seqno(10)).unwrap();
+        (0..4).for_each(|_| drop(append(&log, &clock, "k")));
+        log.release(&flusher, Seqno(14));
+        assert_eq!((log.backlog().0, allowance.used_bytes() > 0), (4, true));
+        log.unfollow(follower);
+        assert_eq!((log.backlog(), allowance.used_bytes()), ((0, 0), 0));
     }
 
     #[test]

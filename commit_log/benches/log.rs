@@ -177,7 +177,11 @@ impl Clients {
             env.storage = Arc::new(Plain(env.storage));
         }
         let dir = tempfile::tempdir_in(&sizes.dir).expect("a directory");
-        let options = Options { segment_bytes: sizes.segment_bytes, log_bytes_max: 4 * sizes.segment_bytes };
+        let options = Options {
+            segment_bytes: sizes.segment_bytes,
+            log_bytes_max: 4 * sizes.segment_bytes,
+            ..Options::default()
+        };
         let log = Log::open(&env, &dir.path().join("log"), options, &mut |_| {}).expect("a new log");
         let answers = Arc::new(Answers(Bay::new(Vec::new())));
         log.observe(answers.clone());

@@ -26,6 +26,10 @@ pub(crate) struct Waiting {
 }
 
 impl Batch {
+    pub const fn new() -> Batch {
+        Batch { bytes: Vec::new(), records: Vec::new() }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
@@ -43,16 +47,15 @@ impl Batch {
         self.records.append(&mut other.records);
     }
 
-    /// The records of a submission. Without a vBucket record they are cut as suits the log; with one, all stays together
-    /// as far as it fits, because the changes and the record belong together.
-    pub fn of(submission: &Submission<'_>, body_bytes_max: usize) -> Result<Batch, LogError> {
+    /// Adds the records of a submission. Without a vBucket record they are cut as suits the log; with one, all stays together
+    /// as far as it fits, because the changes and the record belong together. After an error, what is here is worth nothing.
+    pub fn put(&mut self, submission: &Submission<'_>, body_bytes_max: usize) -> Result<(), LogError> {
         let mut vb_record = Vec::new();
         if let Some((record, _)) = submission.record {
             codec::put_vb_record(&mut vb_record, record);
         }
         let aim = if vb_record.is_empty() { BODY_BYTES_AIM.min(body_bytes_max) } else { body_bytes_max };
         let past_bytes = if submission.past.is_some() { codec::PAST_BYTES } else { 0 };
-        let mut batch = Batch::default();
         let (mut items, mut after) = (submission.items, submission.past.map_or(Seqno(0), |past| past.after));
         loop {
             // The vBucket record goes with the last.
@@ -65,21 +68,29 @@ impl Batch {
                 return Err(LogError::TooLarge { bytes, bytes_max });
             }
             let (now, later) = items.split_at(count);
-            batch.put(submission, after, now, head, bytes);
-            after = now.last().map_or(after, |item| item.seqno());
+            // Where a peer left out what comes last, the end is beyond the last item.
+            let last = if is_last { submission.last } else { now.last().map_or(after, Item::seqno) };
+            self.put_record(submission, (after, last), now, head, bytes);
+            after = last;
             items = later;
             if is_last {
-                return Ok(batch);
+                return Ok(());
             }
         }
     }
 
-    fn put(&mut self, submission: &Submission<'_>, after: Seqno, items: &[Item], head: &[u8], body_bytes: usize) {
+    fn put_record(
+        &mut self,
+        submission: &Submission<'_>,
+        (after, last): (Seqno, Seqno),
+        items: &[Item],
+        head: &[u8],
+        body_bytes: usize,
+    ) {
         self.bytes.reserve(RECORD_HEADER_BYTES + body_bytes + ALIGN);
         self.bytes.extend([0; RECORD_HEADER_BYTES]);
         let body_at = self.bytes.len();
         self.bytes.extend_from_slice(head);
-        let last = items.last().map_or(submission.last, |item| item.seqno());
         let mut flags = if head.is_empty() { 0 } else { FLAG_VB_RECORD };
         if let Some(past) = &submission.past {
             flags |= FLAG_PAST;

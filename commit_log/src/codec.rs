@@ -1,4 +1,7 @@
 //! The body of a record: a vBucket record if the header says so, then items one after the other.
+//!
+//! A commit says again what its prepare said, so its value is left out: whoever replays takes it from the prepare, which is
+//! before it in the log or in the vBucket's file.
 
 use changelog::{FailoverEntry, FailoverTable, Place, Snapshot, VbRecord};
 use types::{Cas, Datatype, DeleteSource, DocKey, Item, Kind, Level, Meta, RevSeqno, Seqno, VbState, VbUuid};
@@ -16,10 +19,21 @@ const HAS_PREPARED: u8 = 4;
 const HAS_VALUE: u8 = 8;
 const DELETED: u8 = 16;
 const EXPIRED: u8 = 32;
+/// The value is the prepare's.
+const VALUE_OF_PREPARE: u8 = 64;
 
 /// Bytes `put_item` adds for this item.
 pub fn item_bytes(item: &Item) -> usize {
-    ITEM_BYTES + 8 * usize::from(prepared(item).is_some()) + item.id().len() + item.value().len()
+    ITEM_BYTES + 8 * usize::from(prepared(item).is_some()) + item.id().len() + logged_value(item).len()
+}
+
+/// What of the item's value goes to the log.
+fn logged_value(item: &Item) -> &[u8] {
+    if is_commit(item) { &[] } else { item.value() }
+}
+
+fn is_commit(item: &Item) -> bool {
+    matches!(item.kind(), Kind::Committed { prepared: Some(_) })
 }
 
 fn prepared(item: &Item) -> Option<Seqno> {
@@ -32,7 +46,7 @@ fn prepared(item: &Item) -> Option<Seqno> {
 
 pub fn put_item(out: &mut Vec<u8>, item: &Item) {
     assert!(item.resident(), "a change brings its value");
-    let (id, value, meta) = (item.id(), item.value(), item.meta());
+    let (id, value, meta) = (item.id(), logged_value(item), item.meta());
     let (kind, level) = match item.kind() {
         Kind::Committed { prepared: None } => (KIND_COMMITTED, 0),
         Kind::Committed { prepared: Some(_) } => (KIND_COMMITTED | HAS_PREPARED, 0),
@@ -44,7 +58,11 @@ pub fn put_item(out: &mut Vec<u8>, item: &Item) {
         Some(DeleteSource::Explicit) => DELETED,
         Some(DeleteSource::Expiry) => DELETED | EXPIRED,
     };
-    let has_value = if item.has_value() { HAS_VALUE } else { 0 };
+    let has_value = match item.has_value() {
+        false => 0,
+        true if is_commit(item) => VALUE_OF_PREPARE,
+        true => HAS_VALUE,
+    };
     out.extend([id.len() as u8, kind | has_value | deleted, meta.datatype.0, level]);
     out.extend((value.len() as u32).to_be_bytes());
     out.extend(meta.seqno.0.to_be_bytes());
@@ -59,7 +77,7 @@ pub fn put_item(out: &mut Vec<u8>, item: &Item) {
     out.extend_from_slice(value);
 }
 
-/// Takes an item off the front of `bytes`.
+/// Takes an item off the front of `bytes`. A commit of a value has none with it: see [`Item::resident`].
 pub fn take_item(bytes: &mut &[u8]) -> Result<Item, String> {
     let fixed = take(bytes, ITEM_BYTES, "an item")?;
     let (id_len, bits, value_len) = (usize::from(fixed[0]), fixed[1], be32(fixed, 4) as usize);
@@ -99,6 +117,14 @@ pub fn take_item(bytes: &mut &[u8]) -> Result<Item, String> {
     let key = DocKey::parse(id).map_err(|e| format!("seqno {seqno}: id {id:02x?} is not a key: {e:?}"))?;
     if bits & HAS_VALUE == 0 && value_len > 0 {
         return Err(format!("seqno {seqno}: {value_len} bytes of no value"));
+    }
+    if bits & VALUE_OF_PREPARE != 0 {
+        return match (kind, bits & HAS_VALUE) {
+            (Kind::Committed { prepared: Some(_) }, 0) => Ok(Item::without_value(key, meta, kind)),
+            _ => {
+                Err(format!("seqno {seqno}: the value of a prepare in {bits:#04x}, which is no commit or has its own"))
+            }
+        };
     }
     Ok(Item::new(key, meta, kind, (bits & HAS_VALUE != 0).then_some(value)))
 }
@@ -291,7 +317,11 @@ mod tests {
             let mut rest = &bytes[..];
             prop_assert_eq!(take_vb_record(&mut rest).unwrap(), record);
             for item in &items {
-                prop_assert_eq!(&take_item(&mut rest).unwrap(), item);
+                let with_its_prepares_value = match is_commit(item) && item.has_value() {
+                    true => Item::without_value(item.key(), item.meta(), item.kind()),
+                    false => item.clone(),
+                };
+                prop_assert_eq!(take_item(&mut rest).unwrap(), with_its_prepares_value);
             }
             prop_assert!(rest.is_empty());
         }

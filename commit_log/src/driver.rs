@@ -15,7 +15,7 @@ use crate::sync::{Mutex, thread};
 const ROOM_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long changes that nobody waits for may wait for company.
-const COMPANY_PAUSE: Duration = Duration::from_millis(10);
+pub(crate) const COMPANY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Who leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

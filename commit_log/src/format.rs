@@ -11,7 +11,8 @@ use crc32c::{crc32c, crc32c_append};
 use types::{BucketUuid, Seqno, VbId};
 
 pub const MAGIC: &[u8; 8] = b"SETTEELG";
-pub const VERSION: u32 = 1;
+/// Of the segments written. Version 1 had the values of commits, and is read as well.
+pub const VERSION: u32 = 2;
 
 /// What is written at once begins and ends at a multiple of this: a page, and what direct I/O asks for.
 pub const BLOCK_BYTES: u64 = 4096;
@@ -66,7 +67,7 @@ impl SegmentHeader {
         if bytes[0..8] != MAGIC[..] || be32(bytes, 12) != header_crc(bytes) {
             return Slot::Bad;
         }
-        if be32(bytes, 8) != VERSION {
+        if !(1..=VERSION).contains(&be32(bytes, 8)) {
             return Slot::Version(be32(bytes, 8));
         }
         Slot::Valid(SegmentHeader {

@@ -76,18 +76,20 @@ pub struct Options {
     pub segment_bytes: u64,
     /// Of all files together, at least three segments. Bounds the time recovery takes.
     pub log_bytes_max: u64,
+    /// Write past the page cache where the file system lets us; otherwise, and where it does not, write and sync.
+    pub past_cache: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { segment_bytes: 64 << 20, log_bytes_max: 1 << 30 }
+        Options { segment_bytes: 64 << 20, log_bytes_max: 1 << 30, past_cache: true }
     }
 }
 
 impl Options {
     /// Refuses what [`Log::open`] would not accept.
     pub fn check(&self) -> Result<(), LogError> {
-        let Options { segment_bytes, log_bytes_max } = self;
+        let Options { segment_bytes, log_bytes_max, .. } = self;
         if !(4 * BLOCK_BYTES..=1 << 30).contains(segment_bytes) || segment_bytes % BLOCK_BYTES != 0 {
             let what = format!("segments of {segment_bytes} bytes: give a multiple of 4096 from 16384 to {}", 1 << 30);
             return Err(LogError::BadOptions(what));

@@ -1,5 +1,6 @@
 //! The log as its users see it.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -12,7 +13,7 @@ use types::{BucketUuid, Item, Seqno, VbId};
 
 use crate::Options;
 use crate::batch::Batch;
-use crate::driver::Running;
+use crate::driver::{COMPANY_PAUSE, Running};
 use crate::error::LogError;
 use crate::format::{DATA_AT, RECORD_HEADER_BYTES, RecordKind, SegmentHeader};
 use crate::recovery::{self, Opened, Replayed};
@@ -71,6 +72,8 @@ pub trait Observer: Send + Sync {
     fn synced(&self, _took: Duration) {}
     /// The disk is full. Told again and again as long as the log needs space.
     fn disk_full(&self) {}
+    /// The time of what was promised ([`Log::promise`]) has come: submit it.
+    fn gather(&self) {}
 }
 
 /// What a turn of leading came to.
@@ -80,7 +83,7 @@ pub enum Lead {
     Idle,
     /// A batch was made durable, and more has come meanwhile.
     More,
-    /// What waits can wait for company: lead again after a pause.
+    /// Nothing waits, but something was promised: lead again after a pause.
     Later,
     /// Another thread leads; it will see all that was submitted before this call.
     Busy,
@@ -135,6 +138,11 @@ pub struct Log {
     counts: Counts,
 }
 
+thread_local! {
+    /// Where a thread makes its submissions ready.
+    static SCRATCH: Cell<Batch> = const { Cell::new(Batch::new()) };
+}
+
 #[derive(Default)]
 struct Counts {
     syncs: AtomicU64,
@@ -145,8 +153,8 @@ struct Counts {
 
 struct Queue {
     waiting: Batch,
-    /// Somebody waits for what is in `waiting`.
-    is_urgent: bool,
+    /// When the oldest promise was made that nobody was asked to keep yet, on the monotonic clock.
+    promised_at: Option<Duration>,
     /// An empty batch whose memory can be used again.
     spare: Batch,
     /// Gone while somebody leads.
@@ -206,6 +214,7 @@ impl Log {
         let Opened { log_id, sealed, active, active_marks, at, tail, prev, ready, spares, next_number } = opened;
         let (way, why) = match active.durable {
             Some(_) => ("O_DIRECT and O_DSYNC", "the file system takes it; 12 to 23 % sooner than write and fdatasync"),
+            None if !options.past_cache => ("write and fdatasync", "as configured"),
             None => ("write and fdatasync", "the file system or the system has no way past the page cache"),
         };
         tracing::info!(way, why, segment_bytes = options.segment_bytes, "commit log open");
@@ -216,7 +225,7 @@ impl Log {
         let writer = Writer::new(active, active_marks, at, tail, prev, life);
         let queue = Queue {
             waiting: Batch::default(),
-            is_urgent: false,
+            promised_at: None,
             spare: Batch::default(),
             writer: Some(Box::new(writer)),
             full: None,
@@ -245,27 +254,18 @@ impl Log {
 
     /// Adds changes to what waits. Does no I/O and does not wait. All of a submission is taken, or none.
     pub fn submit(&self, submission: &Submission<'_>) -> Result<(), LogError> {
-        self.submit_as(submission, true)
-    }
-
-    /// The same for changes that nobody waits for: they ride the next sync, which comes soon at the latest.
-    pub fn submit_lazily(&self, submission: &Submission<'_>) -> Result<(), LogError> {
-        self.submit_as(submission, false)
-    }
-
-    /// Somebody waits for what was submitted lazily, if it waits still.
-    pub fn hurry(&self) {
-        let mut queue = self.queue.lock();
-        queue.is_urgent |= !queue.waiting.is_empty();
-        let nobody_leads = queue.is_urgent && queue.writer.is_some();
-        drop(queue);
-        if nobody_leads {
+        let mut batch = SCRATCH.take();
+        let outcome = batch.put(submission, self.body_bytes_max()).and_then(|()| self.enqueue(&mut batch));
+        batch.clear();
+        SCRATCH.set(batch);
+        if outcome? {
             self.wake();
         }
+        Ok(())
     }
 
-    fn submit_as(&self, submission: &Submission<'_>, is_urgent: bool) -> Result<(), LogError> {
-        let mut batch = Batch::of(submission, self.body_bytes_max())?;
+    /// Whether nobody leads who would see it.
+    fn enqueue(&self, batch: &mut Batch) -> Result<bool, LogError> {
         let mut queue = self.queue.lock();
         if let Some(reason) = &queue.poisoned {
             return Err(LogError::Poisoned(Arc::clone(reason)));
@@ -279,24 +279,43 @@ impl Log {
             let Pressure { bytes_in_use, bytes_max } = self.pressure();
             return Err(LogError::Full { bytes_in_use, bytes_max, why });
         }
-        let is_first = queue.waiting.is_empty();
-        queue.waiting.append(&mut batch);
-        queue.is_urgent |= is_urgent;
+        queue.waiting.append(batch);
         let nobody_leads = queue.writer.is_some();
         drop(queue);
         self.counts.submits.fetch_add(1, Relaxed);
         stats::SUBMITS.inc();
-        if nobody_leads && is_urgent {
-            self.wake();
-        } else if nobody_leads && is_first {
+        Ok(nobody_leads)
+    }
+
+    /// There are changes that nobody waits for. Before long the observer is asked to submit them, with whatever has joined
+    /// them by then: see [`Observer::gather`].
+    pub fn promise(&self) {
+        let mut queue = self.queue.lock();
+        if queue.promised_at.is_some() {
+            return;
+        }
+        queue.promised_at = Some(self.env.clock.monotonic());
+        let nobody_leads = queue.writer.is_some();
+        drop(queue);
+        if nobody_leads {
             self.wake_later();
         }
-        Ok(())
+    }
+
+    /// Has what was promised submitted, if it has waited long enough for company.
+    fn gather(&self) {
+        let now = self.env.clock.monotonic();
+        let is_due = |promised_at: &mut Duration| *promised_at + COMPANY_PAUSE <= now;
+        let is_due = self.queue.lock().promised_at.take_if(is_due).is_some();
+        if is_due && let Some(observer) = self.observer.get() {
+            observer.gather();
+        }
     }
 
     /// Takes all that waits, makes it durable, tells the observer. For a thread that may block; the driver's, or one that
     /// has submitted and has nothing better to do. Call again on [`Lead::More`].
     pub fn lead(&self) -> Lead {
+        self.gather();
         let mut queue = self.queue.lock();
         if queue.poisoned.is_some() {
             return Lead::Stopped;
@@ -304,11 +323,13 @@ impl Log {
         let Some(mut writer) = queue.writer.take() else { return Lead::Busy };
         if writer.batch.is_empty() {
             if queue.waiting.is_empty() {
-                let is_closed = queue.closed;
                 queue.writer = Some(writer);
-                return if is_closed { Lead::Stopped } else { Lead::Idle };
+                return match queue.closed {
+                    true => Lead::Stopped,
+                    false if queue.promised_at.is_some() => Lead::Later,
+                    false => Lead::Idle,
+                };
             }
-            queue.is_urgent = false;
             let spare = std::mem::take(&mut queue.spare);
             let taken = std::mem::replace(&mut queue.waiting, spare);
             queue.spare = std::mem::replace(&mut writer.batch, taken);
@@ -329,9 +350,9 @@ impl Log {
         }
         queue.writer = Some(writer);
         match halt {
-            None if queue.waiting.is_empty() => Lead::Idle,
-            None if queue.is_urgent || queue.closed => Lead::More,
-            None => Lead::Later,
+            None if !queue.waiting.is_empty() => Lead::More,
+            None if queue.promised_at.is_some() => Lead::Later,
+            None => Lead::Idle,
             Some(Halt::NoRoom { why, disk_full }) => {
                 let is_news = queue.full.replace(Arc::clone(&why)).is_none();
                 drop(queue);
@@ -470,7 +491,7 @@ impl Log {
         drop(space);
 
         let made = match spare {
-            Some(spare) => match spare.begin(&self.env, header) {
+            Some(spare) => match spare.begin((&self.env, &self.options), header) {
                 Ok(segment) => {
                     stats::RECYCLED.inc();
                     Ok(segment)
@@ -480,7 +501,8 @@ impl Log {
             None => {
                 let path = self.dir.join(segment::file_name(number));
                 stats::CREATED.inc();
-                segment::create(&self.env, path, header, Pace::Beside).map_err(|trouble| (trouble, None))
+                segment::create((&self.env, &self.options), path, header, Pace::Beside)
+                    .map_err(|trouble| (trouble, None))
             }
         };
 
@@ -574,7 +596,7 @@ impl Log {
                 queue.waiting.append(&mut Batch::of_the_log(RecordKind::Close));
             }
         }
-        while let Lead::More | Lead::Later = self.lead() {}
+        while let Lead::More = self.lead() {}
         let queue = self.queue.lock();
         match (&queue.poisoned, &queue.full) {
             (Some(reason), _) => Err(LogError::Poisoned(Arc::clone(reason))),

@@ -16,7 +16,7 @@ use crate::codec::{self, ReplicaPast};
 use crate::error::LogError;
 use crate::format::{
     BLOCK_BYTES, DATA_AT, FLAG_PAST, FLAG_VB_RECORD, RECORD_HEADER_BYTES, RecordHeader, RecordKind, SegmentHeader,
-    Slot, seed,
+    Slot, VERSION, seed,
 };
 use crate::scan::{Found, Walk, record_at};
 use crate::segment::{self, Pace, Resting, Segment, Trouble};
@@ -34,7 +34,8 @@ pub struct Replayed {
     pub vb: VbId,
     /// State and histories of the vBucket as of `last`, if they had changed.
     pub record: Option<VbRecord>,
-    /// In seqno order. May begin before what the vBucket's file holds.
+    /// In seqno order. May begin before what the vBucket's file holds. A commit has the value of its prepare, which is not
+    /// repeated: see [`Item::resident`].
     pub items: Vec<Item>,
     /// The vBucket's high seqno after these items.
     pub last: Seqno,
@@ -112,7 +113,8 @@ pub(crate) fn candidates(env: &Env, dir: &Path, mode: OpenMode) -> Result<(Vec<C
         let file = env.storage.open(&path, mode).map_err(LogError::io("open", &path))?;
         let (slots, size) = Segment::look(&*file).map_err(LogError::io("read", &path))?;
         if let Some(version) = slots.iter().find_map(|slot| if let Slot::Version(v) = slot { Some(*v) } else { None }) {
-            let what = format!("written in format {version} of the commit log; this program knows format 1");
+            let what =
+                format!("written in format {version} of the commit log; this program knows formats 1 to {VERSION}");
             return Err(LogError::Damaged { path, offset: 0, what, lost: "nothing: use a newer program".into() });
         }
         found.push(Candidate { path, file, size, slots });
@@ -239,7 +241,7 @@ pub(crate) fn open(
     }
     env.storage.sync_dir(dir).map_err(LogError::io("sync directory", dir))?;
     for segment in segments.iter_mut().skip(active_at) {
-        segment.durable = env.storage.open_durable(&segment.path).unwrap_or_default();
+        segment.open_durable(env, options);
     }
 
     let ready = segments.split_off(active_at + 1);
@@ -286,12 +288,12 @@ fn begin_after(
     let mut spares = keep_spares(env, options, ours, 0)?;
     let header = SegmentHeader { log_id, sequence, oldest: sequence, segment_bytes: options.segment_bytes };
     let active = match spares.pop() {
-        Some(spare) => spare.begin(env, header).map_err(refused(&spare.path))?,
+        Some(spare) => spare.begin((env, options), header).map_err(refused(&spare.path))?,
         None => {
             let path = dir.join(segment::file_name(next_number));
             next_number += 1;
             let header = SegmentHeader { segment_bytes: options.segment_bytes.min(FIRST_SEGMENT_BYTES), ..header };
-            segment::create(env, path.clone(), header, Pace::Hurry).map_err(refused(&path))?
+            segment::create((env, options), path.clone(), header, Pace::Hurry).map_err(refused(&path))?
         }
     };
     env.storage.sync_dir(dir).map_err(LogError::io("sync directory", dir))?;

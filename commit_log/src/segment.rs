@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use env::{Env, File, OpenMode, write_all_at};
 
+use crate::Options;
 use crate::error::{LogError, is_no_space};
 use crate::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, Slot};
 
@@ -55,12 +56,12 @@ pub(crate) struct Resting {
 
 impl Resting {
     /// Starts another life of the file. Its old records are none from here on.
-    pub fn begin(&self, env: &Env, header: SegmentHeader) -> Result<Segment, Trouble> {
+    pub fn begin(&self, (env, options): (&Env, &Options), header: SegmentHeader) -> Result<Segment, Trouble> {
         let Resting { path, header: before, slot, file_bytes } = self;
         let file = env.storage.open(path, OpenMode::ReadWrite).map_err(Trouble::no_room("open", path))?;
         let (slot, file_bytes) = (*slot, *file_bytes);
         let mut segment = Segment { file, durable: None, path: path.clone(), header: *before, slot, file_bytes };
-        segment.begin(env, header)?;
+        segment.begin((env, options), header)?;
         Ok(segment)
     }
 }
@@ -100,7 +101,12 @@ pub(crate) fn file_number(name: &str) -> Option<u32> {
 }
 
 /// Makes a new file full of zeros, durable under its name, with its first header.
-pub(crate) fn create(env: &Env, path: PathBuf, header: SegmentHeader, pace: Pace) -> Result<Segment, Trouble> {
+pub(crate) fn create(
+    (env, options): (&Env, &Options),
+    path: PathBuf,
+    header: SegmentHeader,
+    pace: Pace,
+) -> Result<Segment, Trouble> {
     let storage = &*env.storage;
     let file = storage.open(&path, OpenMode::CreateNew).map_err(Trouble::no_room("create", &path))?;
     let made = fill(&*file, &path, 0, header.segment_bytes, pace).and_then(|()| {
@@ -113,7 +119,7 @@ pub(crate) fn create(env: &Env, path: PathBuf, header: SegmentHeader, pace: Pace
         return Err(trouble);
     }
     let mut segment = Segment { file, durable: None, path, header, slot: 1, file_bytes: header.segment_bytes };
-    segment.begin(env, header)?;
+    segment.begin((env, options), header)?;
     Ok(segment)
 }
 
@@ -129,12 +135,18 @@ fn fill(file: &dyn File, path: &Path, mut at: u64, bytes: u64, pace: Pace) -> Re
 }
 
 impl Segment {
-    fn begin(&mut self, env: &Env, header: SegmentHeader) -> Result<(), Trouble> {
+    fn begin(&mut self, (env, options): (&Env, &Options), header: SegmentHeader) -> Result<(), Trouble> {
         self.grow(header.segment_bytes)?;
         self.write_header(1 - self.slot, header)?;
-        // Without it the log is slower, not worse.
-        self.durable = env.storage.open_durable(&self.path).unwrap_or_default();
+        self.open_durable(env, options);
         Ok(())
+    }
+
+    /// From here on writes go past the page cache, if they may and can. Without that the log is slower, not worse.
+    pub fn open_durable(&mut self, env: &Env, options: &Options) {
+        if options.past_cache {
+            self.durable = env.storage.open_durable(&self.path).unwrap_or_default();
+        }
     }
 
     /// Closes the file.

@@ -91,7 +91,7 @@ fn submit(log: &Log, vb: u16, seqno: u64, value_bytes: usize) -> Result<(), LogE
 }
 
 fn open(env: &env::Env) -> (Arc<Log>, Arc<Told>) {
-    let options = Options { segment_bytes: 16 << 10, log_bytes_max: 48 << 10 };
+    let options = Options { segment_bytes: 16 << 10, log_bytes_max: 48 << 10, ..Options::default() };
     let log = Log::open(env, Path::new(DIR), options, &mut |_| {}).unwrap();
     let told = Arc::new(Told(Bay::new(Seen::default())));
     log.observe(told.clone());
@@ -99,7 +99,7 @@ fn open(env: &env::Env) -> (Arc<Log>, Arc<Told>) {
 }
 
 fn pools(env: &env::Env) -> Arc<Pools> {
-    Pools::start(env, &PoolConfig { readers: 1, writers: 1, background: 1, cpu: 1 })
+    Pools::start(env, &PoolConfig { readers: 1, writers: 1, background: 1, compaction: 1, cpu: 1 })
 }
 
 /// Goal: no submission is left behind. Method: those who submit lead themselves, and then wait.

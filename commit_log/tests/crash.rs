@@ -96,7 +96,7 @@ fn power_loss_while_a_log_is_begun_anew_leaves_what_it_held_or_nothing() {
 /// A first segment is smaller than others: what does not fit goes to the second, and an empty one is not damage.
 #[test]
 fn an_item_larger_than_the_first_segment_is_replayed_from_the_second() {
-    let options = || Options { segment_bytes: 4 << 20, log_bytes_max: 12 << 20 };
+    let options = || Options { segment_bytes: 4 << 20, log_bytes_max: 12 << 20, ..Options::default() };
     let (env, mut sim) = sim::env(14);
     let mut world = World::start(&env, options(), Truth::default()).unwrap();
     world.submit(key(1, 0), 1, 3 << 20, false).unwrap();

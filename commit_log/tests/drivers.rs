@@ -5,7 +5,8 @@ mod rig;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use commit_log::{Driver, Lead, Log, LogError, Observer, Options, Submission, Synced};
@@ -39,72 +40,84 @@ fn a_task_makes_durable_what_is_submitted_and_room_brings_it_back() {
     world.submit(key(1, 1), 1, 10, false).unwrap();
 }
 
-/// What nobody waits for costs no sync of its own: it rides the next one, or one of its own after a pause.
+/// Submits the change of the next seqno when it is asked to.
+struct Promiser {
+    log: OnceLock<Weak<Log>>,
+    submitted: AtomicU64,
+    marks: Bay<u64>,
+}
+
+impl Promiser {
+    fn watch(log: &Arc<Log>) -> Arc<Promiser> {
+        let (submitted, marks) = (AtomicU64::new(0), Bay::new(0));
+        let promiser = Arc::new(Promiser { log: OnceLock::from(Arc::downgrade(log)), submitted, marks });
+        log.observe(promiser.clone());
+        promiser
+    }
+
+    fn submit(&self) {
+        let seqno = self.submitted.fetch_add(1, Ordering::Relaxed) + 1;
+        let log = self.log.get().and_then(Weak::upgrade).unwrap();
+        let (items, last) = ([item(seqno, 1, 10)], Seqno(seqno));
+        log.submit(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None, past: None })
+            .unwrap();
+    }
+
+    fn durable(&self) -> u64 {
+        self.marks.change(|durable| (*durable, Wake::Nobody))
+    }
+}
+
+impl Observer for Promiser {
+    fn durable(&self, batch: &[Synced]) {
+        self.marks.change(|durable| {
+            *durable = batch.last().unwrap().seqno.0;
+            ((), Wake::Everybody)
+        });
+    }
+    fn poisoned(&self, reason: &str) {
+        panic!("{reason}");
+    }
+    fn gather(&self) {
+        self.submit();
+    }
+}
+
+/// What nobody waits for costs no sync of its own while others sync anyway, and is asked for after a pause.
 #[test]
-fn what_nobody_waits_for_rides_the_next_sync_and_is_not_forgotten() {
+fn a_promise_waits_for_company_and_is_kept() {
     let (env, sim) = sim::env(1);
     let (log, _) = open(&env, small()).unwrap();
-    let told = Arc::new(rig::Told::default());
-    log.observe(told.clone());
+    let promiser = Promiser::watch(&log);
     let stepper = Stepper::new(&sim.clock, Order::InTurn);
     log.drive(&stepper.pools(), Driver::Task).unwrap();
     stepper.run_until_idle();
-    let changes = |seqno| [item(seqno, 1, 10)];
-    let lazily = |seqno| {
-        let (items, last) = (changes(seqno), Seqno(seqno));
-        log.submit_lazily(&Submission {
-            bucket: BucketUuid(1),
-            vb: VbId(1),
-            items: &items,
-            last,
-            record: None,
-            past: None,
-        })
-    };
-    let durable = || told.mark(key(1, 1)).seqno.0;
-    lazily(1).unwrap();
+    let seen = || (promiser.durable(), log.stats().syncs);
+    log.promise();
     stepper.run_until_idle();
-    assert_eq!((durable(), log.stats().syncs), (0, 0), "it waits for company");
-    let (items, last) = (changes(2), Seqno(2));
-    log.submit(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None, past: None })
-        .unwrap();
+    assert_eq!(seen(), (0, 0), "it waits for company");
+    stepper.advance(Duration::from_millis(9));
+    promiser.submit();
     stepper.run_until_idle();
-    assert_eq!((durable(), log.stats().syncs), (2, 1));
-    lazily(3).unwrap();
+    assert_eq!(seen(), (1, 1), "somebody else's sync, too soon for the promise");
     stepper.advance(Duration::from_millis(10));
-    assert_eq!((durable(), log.stats().syncs), (3, 2), "nobody came");
-    lazily(4).unwrap();
-    log.hurry();
-    stepper.run_until_idle();
-    assert_eq!(durable(), 4, "somebody waits after all");
+    assert_eq!(seen(), (2, 2), "its time has come");
     stepper.advance(Duration::from_secs(1));
-    assert_eq!((log.stats().syncs, stepper.next_deadline()), (3, None), "an idle log has nothing to wake for");
+    assert_eq!((seen(), stepper.next_deadline()), ((2, 2), None), "an idle log has nothing to wake for");
 }
 
-/// The same with a thread: every lazy submission becomes durable, alone or not.
+/// The same with a thread: every promise is kept, though nobody else comes.
 #[test]
-fn a_thread_syncs_what_nobody_waits_for_after_a_pause() {
+fn a_thread_asks_for_what_was_promised_after_a_pause() {
     let (env, _sim) = sim::env(1);
+    let env = env::Env { clock: env::os::env().clock, ..env };
     let (log, _) = open(&env, small()).unwrap();
-    let waiters = Arc::new(Waiters(Bay::new(BTreeMap::new())));
-    log.observe(waiters.clone());
+    let promiser = Promiser::watch(&log);
     let pools = Pools::start(&env::os::env(), &PoolConfig::default());
     log.drive(&pools, Driver::Thread).unwrap();
     for seqno in 1..=20 {
-        let (items, last) = ([item(seqno, 1, 10)], Seqno(seqno));
-        log.submit_lazily(&Submission {
-            bucket: BucketUuid(1),
-            vb: VbId(1),
-            items: &items,
-            last,
-            record: None,
-            past: None,
-        })
-        .unwrap();
-        waiters.0.wait(|marks| match marks.get(&1).is_some_and(|durable| *durable >= seqno) {
-            true => Look::Found(()),
-            false => Look::Nothing,
-        });
+        log.promise();
+        promiser.marks.wait(|durable| if *durable >= seqno { Look::Found(()) } else { Look::Nothing });
     }
     log.close().unwrap();
     pools.shutdown(Stop::Drain);
@@ -149,11 +162,11 @@ impl Observer for Waiters {
 /// Goal: every submission becomes durable by itself, and many share a sync. Method: threads in a closed loop, each waiting
 /// for its own; a lost wake-up would leave them waiting for ever. In the end all is replayed.
 fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, rounds: u64) -> (u64, u64) {
-    let options = Options { segment_bytes: 64 << 10, log_bytes_max: 1 << 20 };
+    let options = Options { segment_bytes: 64 << 10, log_bytes_max: 1 << 20, ..Options::default() };
     let log = Log::open(env, dir, options.clone(), &mut |_| {}).unwrap();
     let waiters = Arc::new(Waiters(Bay::new(BTreeMap::new())));
     log.observe(waiters.clone());
-    let pools = Pools::start(env, &PoolConfig { readers: 1, writers: 2, background: 1, cpu: 1 });
+    let pools = Pools::start(env, &PoolConfig { readers: 1, writers: 2, background: 1, compaction: 1, cpu: 1 });
     if let Some(driver) = driver {
         log.drive(&pools, driver).unwrap();
     }
@@ -230,7 +243,7 @@ fn threads_on_real_files_share_syncs() {
 fn a_log_that_is_dropped_takes_its_thread_along() {
     let (env, _) = sim::env(1);
     let (log, _) = open(&env, small()).unwrap();
-    let pools = Pools::start(&env, &PoolConfig { readers: 1, writers: 1, background: 1, cpu: 1 });
+    let pools = Pools::start(&env, &PoolConfig { readers: 1, writers: 1, background: 1, compaction: 1, cpu: 1 });
     log.drive(&pools, Driver::Thread).unwrap();
     let weak = Arc::downgrade(&log);
     drop(log);
@@ -250,4 +263,19 @@ fn after_a_close_nothing_is_taken() {
     assert!(matches!(world.submit(key(1, 1), 1, 10, false), Err(LogError::Closed)));
     world.log.close().unwrap();
     assert_eq!(world.log.lead(), Lead::Stopped);
+}
+
+#[test]
+fn a_log_that_shall_not_go_past_the_page_cache_writes_and_syncs() {
+    let env = env::os::env();
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { past_cache: false, ..small() };
+    let log = Log::open(&env, &dir.path().join("log"), options, &mut |_| {}).unwrap();
+    let told = Arc::new(rig::Told::default());
+    log.observe(told.clone());
+    let (items, last) = ([item(1, 1, 10)], Seqno(1));
+    log.submit(&Submission { bucket: BucketUuid(1), vb: VbId(1), items: &items, last, record: None, past: None })
+        .unwrap();
+    assert_eq!(log.lead(), Lead::Idle);
+    assert_eq!((log.stats().way, told.mark(key(1, 1)).seqno), ("write and fdatasync", last));
 }

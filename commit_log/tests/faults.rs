@@ -210,7 +210,7 @@ fn segments_of_another_size_are_read_and_replaced() {
     let (_, mut sim) = sim::env(1);
     let mut truth = Truth::default();
     for kib in [16, 32, 16, 24] {
-        let options = Options { segment_bytes: kib << 10, log_bytes_max: 5 * (kib << 10) };
+        let options = Options { segment_bytes: kib << 10, log_bytes_max: 5 * (kib << 10), ..Options::default() };
         let mut world = World::start(&sim.kill(), options, truth).unwrap();
         assert_eq!(work(&mut world, 60), Lead::Idle);
         truth = world.truth;
@@ -222,7 +222,7 @@ fn segments_of_another_size_are_read_and_replaced() {
 fn options_that_cannot_work_are_refused_with_a_reason() {
     let (env, _) = sim::env(1);
     for (segment_bytes, log_bytes_max) in [(4096, 1 << 20), (16385, 1 << 20), (2 << 30, 1 << 40), (1 << 20, 2 << 20)] {
-        let refused = open(&env, Options { segment_bytes, log_bytes_max }).err().unwrap();
+        let refused = open(&env, Options { segment_bytes, log_bytes_max, ..Options::default() }).err().unwrap();
         assert!(matches!(refused, LogError::BadOptions(_)), "{refused}");
     }
 }

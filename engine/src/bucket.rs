@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use changelog::{FailoverEntry, FailoverTable, VbRecord};
+use changelog::{Allowance, FailoverEntry, FailoverTable, VbRecord};
 use document::subdoc::DocFlags;
 use env::Env;
 use persist::{BucketSpec, BucketStore, Eviction, Nudge, Urgency};
@@ -20,7 +20,7 @@ use crate::counters::Counters;
 use crate::engine::Options;
 use crate::hash_table::{Footprint, HashSeed};
 use crate::op::{Op, OpError, OpResult, Outcome, Reply, Request, Waiter};
-use crate::ops::{Attempt, Fetched, Run, Step, Stop};
+use crate::ops::{Attempt, Fetched, Prepared, Run, Step, Stop};
 use crate::owned::OwnedRequest;
 use crate::pager::{Deadlines, Pager, Pressure};
 use crate::roles::RecordWaiters;
@@ -31,6 +31,8 @@ use crate::warm_up::WarmUp;
 /// How often a request may go back to the file before it is told to come again.
 const FETCHES_MAX: usize = 4;
 const SEQNO_PERSISTENCE_MAX: Duration = Duration::from_secs(30);
+/// One in so many bytes of the quota may hold changes that only slow streams still want; see [`Allowance`].
+const FOLLOWERS_SHARE: u64 = 32;
 
 /// One bucket.
 ///
@@ -48,6 +50,8 @@ pub struct Bucket {
     pub(crate) bytes: Arc<Footprint>,
     /// What the changelogs hold that is not in a table too.
     pub(crate) backlog_bytes: Arc<AtomicI64>,
+    /// Of changes that the changelogs keep for streams alone. They count as `backlog_bytes` too.
+    pub(crate) followers: Arc<Allowance>,
     /// Requests that wait for the file, with what they brought along.
     pub(crate) fetching: Fetching,
     pub counters: Counters,
@@ -104,6 +108,7 @@ impl Bucket {
         let seed = HashSeed([env.rng.u64(), env.rng.u64()]);
         let (bytes, backlog_bytes) = (Arc::new(Footprint::default()), Arc::new(AtomicI64::new(0)));
         let spec = store.spec();
+        let followers = Arc::new(Allowance::new(spec.quota_bytes / FOLLOWERS_SHARE));
         let full_eviction = spec.eviction == Eviction::Full;
         let mut begins: Vec<Option<Beginning>> = (0..spec.vbuckets).map(|_| None).collect();
         for file in store.recovered() {
@@ -145,7 +150,8 @@ impl Bucket {
                 visible: Seqno(0),
                 open_snapshot: None,
             });
-            VBucket::new(VbId(id), seed, full_eviction, (Arc::clone(&bytes), Arc::clone(&backlog_bytes)), begin)
+            let counted = (Arc::clone(&bytes), Arc::clone(&backlog_bytes));
+            VBucket::new(VbId(id), seed, full_eviction, counted, Arc::clone(&followers), begin)
         });
         let vbuckets: Box<[VBucket]> = vbuckets.collect();
         Arc::new_cyclic(|me| Bucket {
@@ -158,6 +164,7 @@ impl Bucket {
             vbuckets,
             bytes,
             backlog_bytes,
+            followers,
             fetching: Fetching::default(),
             counters: Counters::default(),
             stopped: AtomicBool::new(false),
@@ -224,7 +231,9 @@ impl Bucket {
 
     /// What comes from now on is held to the spec the store has now. One caller at a time.
     pub(crate) fn adopt_spec(&self) {
-        self.terms.adopt(&self.spec());
+        let spec = self.spec();
+        self.terms.adopt(&spec);
+        self.followers.set(spec.quota_bytes / FOLLOWERS_SHARE);
     }
 
     pub fn store(&self) -> &Arc<BucketStore> {
@@ -238,6 +247,12 @@ impl Bucket {
 
     pub(crate) fn vb(&self, vb: VbId) -> Result<&VBucket, OpError> {
         self.vbuckets.get(usize::from(vb.0)).ok_or(OpError::NotMyVbucket)
+    }
+
+    /// Does something that reads files and takes its time, among those who wait for documents.
+    pub fn read_behind(&self, name: &'static str, work: impl FnOnce(&BucketStore) + Send + 'static) {
+        let store = Arc::clone(&self.store);
+        self.pools.execute(PoolKind::Reader, name, move || work(&store));
     }
 
     /// Carries a request out. If it must wait, `waiter` is called once and its waiter gets the answer.
@@ -332,11 +347,15 @@ impl Bucket {
         drop(state);
         self.counters.expired.add(expired);
         if appended_bytes > 0 {
-            let waits_for_disk = prepared.is_some_and(|level| level > Level::Majority);
-            self.store.changed(vb.id, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
+            let waits_for_disk = prepared.is_some_and(|prepared| prepared.level > Level::Majority);
+            self.changed(vb, if waits_for_disk { Urgency::Durable } else { Urgency::Normal });
         }
-        if prepared.is_some() {
-            self.settle(vb);
+        if let Some(Prepared { level, arm }) = prepared {
+            // What waits for the disk is looked at when a mark has moved; a mark that never will may have told so before.
+            if level == Level::Majority || vb.log.marks.poisoned().is_some() {
+                self.settle(vb);
+            }
+            self.arm(vb, arm);
         }
         if (appended_bytes > 0 || brought_back) && self.is_short() {
             if brought_back {
@@ -470,21 +489,31 @@ impl Bucket {
         self.memory_used() > self.high_mark()
     }
 
+    /// The vBucket's log or record has something new: for the disk, and for whoever follows. Call without locks.
+    pub(crate) fn changed(&self, vb: &VBucket, urgency: Urgency) {
+        self.store.changed(vb.id, urgency);
+        vb.bells.ring(vb.id);
+    }
+
     pub(crate) fn settle(&self, vb: &VBucket) {
         let settled = vb.settle(self.env.clock.monotonic());
         if settled.appended_bytes > 0 {
             self.counters.commits.add(settled.committed);
             self.counters.aborts.add(settled.aborted);
-            self.store.changed(vb.id, Urgency::Normal);
+            self.changed(vb, Urgency::Normal);
         }
         if let Some(nudge) = settled.has_acked {
             nudge.high_prepared_moved(vb.id);
         }
-        if let Some(deadline) = settled.arm {
-            self.armed.lock().insert(vb.id);
-            if let Some(tasks) = self.tasks.get() {
-                tasks.deadlines.wake_at(deadline);
-            }
+        self.arm(vb, settled.arm);
+    }
+
+    /// Has the timer look at the vBucket by then.
+    fn arm(&self, vb: &VBucket, deadline: Option<Duration>) {
+        let Some(deadline) = deadline else { return };
+        self.armed.lock().insert(vb.id);
+        if let Some(tasks) = self.tasks.get() {
+            tasks.deadlines.wake_at(deadline);
         }
     }
 

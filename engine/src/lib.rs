@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bell;
 mod bucket;
 mod chain;
 mod counters;
@@ -37,6 +38,7 @@ mod value;
 mod vbucket;
 mod warm_up;
 
+pub use bell::Bell;
 pub use bucket::Bucket;
 pub use chain::{CHAIN_NODES_MAX, Topology};
 pub use counters::{Count, Counters, METRICS};

@@ -191,7 +191,7 @@ impl Bucket {
         };
         let awaits_disk = ended.is_some_and(|snapshot| end_snapshot(vb, &snapshot));
         if grown {
-            self.store.changed(vb.id, if awaits_disk { Urgency::Durable } else { Urgency::Normal });
+            self.changed(vb, if awaits_disk { Urgency::Durable } else { Urgency::Normal });
         }
         if ended.is_some() {
             self.settle(vb);

@@ -136,7 +136,7 @@ impl Bucket {
             (given_up, version)
         };
         given_up.tell("the vBucket is no longer active here");
-        self.store.changed(vb.id, Urgency::Durable);
+        self.changed(vb, Urgency::Durable);
         self.settle(vb);
         Ok(version)
     }
@@ -156,7 +156,7 @@ impl Bucket {
         };
         match adopt() {
             Ok((vb, version)) => {
-                self.store.changed(vb.id, Urgency::Durable);
+                self.changed(vb, Urgency::Durable);
                 self.await_record(vb, version, waiter)
             }
             Err(error) => Outcome::Done(Err(error)),

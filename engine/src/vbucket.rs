@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64};
 use std::time::Duration;
 
-use changelog::{Changelog, Snapshot, VbRecord};
+use changelog::{Allowance, Changelog, Snapshot, VbRecord};
 use persist::RecoveredVb;
 use types::rank::{Mutex, Rank, RwLock};
 use types::{Datatype, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
+use crate::bell::{Bell, Bells};
 use crate::chain::{Chains, Chance};
 use crate::durability::{SyncWrite, Tracker, Verdict};
 use crate::hash_table::{Footprint, HashSeed, HashTable, Locked};
@@ -49,6 +50,7 @@ pub struct VBucket {
     inherited_upto: AtomicU64,
     pub purge: Seqno,
     pub(crate) waiting: Mutex<Option<Box<Tracker>>>,
+    pub(crate) bells: Bells,
     /// Nobody may change its state meanwhile.
     pub(crate) is_rolling_back: AtomicBool,
 }
@@ -77,13 +79,14 @@ impl VBucket {
         seed: HashSeed,
         full_eviction: bool,
         (bucket_bytes, backlog_bytes): (Arc<Footprint>, Arc<AtomicI64>),
+        followers: Arc<Allowance>,
         begin: Beginning,
     ) -> VBucket {
         let (state, uuid) = (begin.record.state, begin.record.failover.current().uuid);
         let topology = begin.record.topology.clone();
         let has_prepared = begin.high_prepared > Seqno(0);
         let log = Changelog::new(begin.high, begin.max_cas, begin.record).counted(Arc::clone(&backlog_bytes));
-        let log = log.visible_upto(begin.visible);
+        let log = log.allowing(followers).visible_upto(begin.visible);
         if let Some(open) = begin.open_snapshot.filter(|_| state != VbState::Active) {
             log.resume_snapshot(open);
         }
@@ -103,6 +106,7 @@ impl VBucket {
             inherited_upto: AtomicU64::new(0),
             purge: begin.purge,
             waiting: Mutex::ranked(Rank::Durability, None),
+            bells: Bells::new(),
             is_rolling_back: AtomicBool::new(false),
         };
         if has_prepared {
@@ -131,6 +135,15 @@ impl VBucket {
     /// Whether a sync write can be made durable as the chains are.
     pub(crate) fn chance(&self) -> Chance {
         Chance::from_bits(self.chance.load(Relaxed))
+    }
+
+    /// From here on `bell` rings after every change of the log or of its record.
+    pub fn listen(&self, bell: Arc<dyn Bell>) {
+        self.bells.add(bell);
+    }
+
+    pub fn unlisten(&self, bell: &Arc<dyn Bell>) {
+        self.bells.remove(bell);
     }
 
     pub fn state(&self) -> VbState {

@@ -222,7 +222,7 @@ impl Bucket {
         let clears = vb.table.clears();
         let filed = vb.log.marks.filed();
         let has_room = |bytes: usize| self.memory_used() + bytes as u64 <= self.low_mark();
-        let mut documents = 0i64;
+        let (mut documents, mut read_bytes) = (0i64, 0);
         let mut each = |item: Item| {
             if !item.is_committed() {
                 return;
@@ -230,7 +230,9 @@ impl Bucket {
             documents += i64::from(!item.is_deleted());
             progress.keys.fetch_add(1, Relaxed);
             progress.values.fetch_add(item.has_value().into(), Relaxed);
-            progress.bytes.fetch_add((item.id().len() + item.value().len()) as u64, Relaxed);
+            let bytes = (item.id().len() + item.value().len()) as u64;
+            read_bytes += bytes;
+            progress.bytes.fetch_add(bytes, Relaxed);
             let key = KeyBuf::copy_of(item.key());
             let mut slot = vb.table.lock(key.as_key());
             if vb.table.clears() != clears {
@@ -248,7 +250,9 @@ impl Bucket {
             }
         };
         let options = persist::WarmUp { tombstones: vb.full_eviction, prove: true };
-        let read = self.store.warm_up(id, options, &mut |_, bytes| has_room(bytes), &mut each)?;
+        let read = self.store.warm_up(id, options, &mut |_, bytes| has_room(bytes), &mut each);
+        self.store.governor().spent(read_bytes);
+        let read = read?;
         let said = read.map_or(0, |file| file.alive.saturating_sub(file.on_disk_prepares));
         let _state = vb.state.read();
         if vb.table.clears() == clears {
@@ -258,7 +262,7 @@ impl Bucket {
     }
 }
 
-/// Loads one vBucket a run, whenever there is nothing better to do.
+/// Loads one vBucket a run, whenever there is nothing better to do and the governor lets it.
 struct Loader {
     bucket: Weak<Bucket>,
 }
@@ -276,6 +280,9 @@ impl Task for Loader {
         let Some(bucket) = self.bucket.upgrade() else { return Next::Done };
         let warm_up = &bucket.warm_up;
         let Some(files) = warm_up.files.get() else { return Next::Done };
+        if let Some(pause) = bucket.store.governor().pause() {
+            return Next::After(pause);
+        }
         let Some(vb) = files.get(warm_up.next.fetch_add(1, Relaxed)) else { return Next::Done };
         let result = bucket.load(*vb);
         if let Err(error) = &result {
@@ -333,10 +340,14 @@ mod tests {
     }
 
     fn ask(bucket: &Bucket, key: DocKey<'_>, op: Op<'_>) -> OpResult {
+        ask_of(bucket, VbId(0), key, op)
+    }
+
+    fn ask_of(bucket: &Bucket, vb: VbId, key: DocKey<'_>, op: Op<'_>) -> OpResult {
         let (send, receive) = channel();
         let mailbox: Arc<dyn Mailbox> = Arc::new(Letter(send));
         let ticket = Ticket { slot: 0, generation: 0, request: 0 };
-        let (vb, cas, accepts) = (VbId(0), Cas(0), Datatype(7));
+        let (cas, accepts) = (Cas(0), Datatype(7));
         let request = Request { vb, key, cas, durability: None, preserve_expiry: false, accepts, op };
         match bucket.execute(&request, &|| Waiter::new(Arc::clone(&mailbox), ticket)) {
             crate::Outcome::Done(result) => result,
@@ -345,35 +356,99 @@ mod tests {
     }
 
     fn set(bucket: &Bucket, key: DocKey<'_>, value: &[u8]) {
+        set_in(bucket, VbId(0), key, value);
+    }
+
+    fn set_in(bucket: &Bucket, vb: VbId, key: DocKey<'_>, value: &[u8]) {
         let (mode, flags, expiry, datatype) = (StoreMode::Set, 0, 0, Datatype::RAW);
-        ask(bucket, key, Op::Store { mode, flags, expiry, datatype, value }).expect("stored");
+        ask_of(bucket, vb, key, Op::Store { mode, flags, expiry, datatype, value }).expect("stored");
     }
 
     fn start(sim: &Sim, eviction: Eviction) -> (Arc<Pools>, Engine, Arc<Bucket>) {
         let env = sim.env();
-        let pools = Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 });
+        let pools = Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, compaction: 1, cpu: 1 });
         let store = Store::open(&env, &pools, Path::new("/data"), persist::Options::default()).expect("opens");
         let engine = Engine::new(&env, &pools, store, Options::default());
         // What begins to load is held up by whoever has the first key's stripe.
         engine.warm_up().expect("nothing is damaged");
-        let spec = BucketSpec {
+        let new = || engine.create_bucket(spec(eviction, 1)).expect("a new one");
+        let bucket = engine.bucket("b").unwrap_or_else(new);
+        (pools, engine, bucket)
+    }
+
+    fn spec(eviction: Eviction, vbuckets: u16) -> BucketSpec {
+        BucketSpec {
             name: "b".into(),
             uuid: BucketUuid(1),
-            vbuckets: 1,
+            vbuckets,
             replicas: 0,
             quota_bytes: 64 << 20,
             flush_enabled: true,
             eviction,
             rules: persist::WriteRules::default(),
             compaction: None,
-        };
-        let bucket = engine.bucket("b").unwrap_or_else(|| engine.create_bucket(spec).expect("a new one"));
-        (pools, engine, bucket)
+        }
     }
 
     fn until(mut what: impl FnMut() -> bool) {
         while !what() {
             std::thread::yield_now();
+        }
+    }
+
+    /// Goal: while clients wait for slow syncs, loading waits too, and it takes what the disk gives once they do not. Method:
+    /// four vBuckets, stepped; then how much time went by until all are loaded.
+    #[test]
+    fn loading_is_slowed_by_what_clients_feel() {
+        let (_, mut sim) = env::sim::env(2);
+        {
+            let env = sim.env();
+            let pools =
+                Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, compaction: 1, cpu: 1 });
+            let store = Store::open(&env, &pools, Path::new("/data"), persist::Options::default()).expect("opens");
+            let engine = Engine::new(&env, &pools, store, Options::default());
+            engine.warm_up().expect("nothing is damaged");
+            let bucket = engine.create_bucket(spec(Eviction::Value, 4)).expect("a new one");
+            for (n, vb) in (0..64).zip((0..4).cycle()) {
+                let key = KeyBuf::in_default_collection(format!("k{n}").as_bytes()).expect("short");
+                set_in(&bucket, VbId(vb), key.as_key(), &[7; 16 << 10]);
+            }
+            assert!(engine.drain().left.is_empty());
+            drop((bucket, engine));
+            pools.shutdown(Stop::Cancel);
+        }
+        for is_felt in [true, false] {
+            sim.kill();
+            let clock = env::sim::SimClock::new();
+            let env = env::Env { clock: Arc::new(clock.clone()), ..sim.env() };
+            let stepper = scheduler::Stepper::new(&clock, scheduler::Order::Seeded(1));
+            let limits = persist::Limits {
+                latency_budget: is_felt.then_some(Duration::from_millis(5)),
+                floor_bytes_per_s: 256 << 10,
+            };
+            let options = persist::Options { governor: limits, ..persist::Options::default() };
+            let store = Store::open(&env, &stepper.pools(), Path::new("/data"), options).expect("opens");
+            let governor = store.governor();
+            let ms = Duration::from_millis(1);
+            let feel = || {
+                governor.foreground(Duration::from_millis(50));
+                clock.advance(ms);
+            };
+            (0..2000).for_each(|_| feel());
+            let options = Options { loading_grace: Duration::ZERO, ..Options::default() };
+            let engine = Engine::new(&env, &stepper.pools(), store, options);
+            engine.warm_up().expect("nothing is damaged");
+            let bucket = engine.bucket("b").expect("there");
+            let mut took_ms = 0;
+            while !bucket.warm_up_progress().is_done() {
+                governor.foreground(Duration::from_millis(50));
+                stepper.advance(ms);
+                took_ms += 1;
+                assert!(took_ms < 10_000, "the floor lets it end");
+            }
+            // A vBucket has 256 KiB, and whoever spends pays afterwards.
+            assert_eq!(took_ms > 1000, is_felt, "{took_ms} ms");
+            engine.drain();
         }
     }
 
@@ -395,7 +470,8 @@ mod tests {
             }
             sim.kill();
             let env = sim.env();
-            let pools = Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 });
+            let pools =
+                Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, compaction: 1, cpu: 1 });
             let store = Store::open(&env, &pools, Path::new("/data"), persist::Options::default()).expect("opens");
             let found = store.buckets().remove(0);
             let bucket = Bucket::new(&env, &pools, Options::default(), found, true);

@@ -279,7 +279,7 @@ fn threads_larger_than_memory_see_their_own_writes() {
         let mut known: Vec<BTreeMap<String, String>> = vec![BTreeMap::new(); 3];
         let mut env = env;
         for round in 0..2u32 {
-            let config = scheduler::PoolConfig { readers: 2, writers: 2, background: 1, cpu: 2 };
+            let config = scheduler::PoolConfig { readers: 2, writers: 2, background: 1, compaction: 1, cpu: 2 };
             let pools = scheduler::Pools::start(&env, &config);
             let store_options = persist::Options::default();
             let store = persist::Store::open(&env, &pools, std::path::Path::new(DATA_DIR), store_options).unwrap();
@@ -403,7 +403,7 @@ fn a_read_that_was_overtaken_is_made_again() {
     const OVERTAKEN: u64 = 3;
     const CHANGE: u64 = 4;
     let (env, _sim) = env::sim::env(6);
-    let config = scheduler::PoolConfig { readers: 2, writers: 1, background: 1, cpu: 1 };
+    let config = scheduler::PoolConfig { readers: 2, writers: 1, background: 1, compaction: 1, cpu: 1 };
     let pools = scheduler::Pools::start(&env, &config);
     let options = persist::Options { readers: 2, ..persist::Options::default() };
     let store = persist::Store::open(&env, &pools, std::path::Path::new(DATA_DIR), options).unwrap();

@@ -284,7 +284,7 @@ fn threads_that_compare_and_swap_one_key_lose_no_update() {
 fn a_drain_finishes_what_is_under_way() {
     let (env, mut sim) = env::sim::env(3);
     let start = |env: &env::Env| {
-        let config = scheduler::PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 };
+        let config = scheduler::PoolConfig { readers: 2, writers: 2, background: 1, compaction: 1, cpu: 1 };
         let pools = scheduler::Pools::start(env, &config);
         let data_dir = std::path::Path::new(DATA_DIR);
         let store = persist::Store::open(env, &pools, data_dir, persist::Options::default()).unwrap();
@@ -327,7 +327,7 @@ fn a_drain_finishes_what_is_under_way() {
 #[test]
 fn threads_that_write_durably_are_all_answered_and_committed_in_order() {
     let (env, _sim) = env::sim::env(4);
-    let config = scheduler::PoolConfig { readers: 1, writers: 2, background: 1, cpu: 2 };
+    let config = scheduler::PoolConfig { readers: 1, writers: 2, background: 1, compaction: 1, cpu: 2 };
     let pools = scheduler::Pools::start(&env, &config);
     let options = persist::Options::default();
     let store = persist::Store::open(&env, &pools, std::path::Path::new(DATA_DIR), options).unwrap();

@@ -9,6 +9,7 @@ use engine::Bucket;
 use limits::{Class, Permit};
 use mio::net::TcpStream;
 use parking_lot::Mutex;
+use replication::Producer;
 use wire::{FeatureSet, Opcode};
 
 use crate::auth::{Exchange, Identity};
@@ -118,6 +119,8 @@ pub struct Session {
     pub exchange: Exchange,
     pub identity: Option<Identity>,
     pub selected: Option<Selected>,
+    /// It is a DCP connection, and this is what it is sent.
+    pub producer: Option<Box<Producer>>,
     /// The newest configuration this connection was sent since it selected its bucket.
     pub config_sent: Option<Revision>,
     pub in_flight: Vec<Waiting>,
@@ -136,6 +139,7 @@ impl Session {
             exchange: Exchange::default(),
             identity: None,
             selected: None,
+            producer: None,
             config_sent: None,
             in_flight: Vec::new(),
             next_request: 0,

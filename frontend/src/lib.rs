@@ -147,6 +147,8 @@ pub struct Parts {
     /// Makes the cluster's view once the port is known.
     pub cluster: Box<dyn FnOnce(SocketAddr) -> Arc<Cluster>>,
     pub stats: Arc<dyn StatProvider>,
+    /// Where those who are sent changes can be seen.
+    pub streams: Arc<replication::Registry>,
 }
 
 /// What all workers share.
@@ -168,6 +170,8 @@ pub(crate) struct Shared {
     /// Clients wait, and no ordinary place came free for a while.
     pub stuck: AtomicBool,
     pub errors: ErrorCounts,
+    /// Who is sent changes.
+    pub streams: Arc<replication::Registry>,
     pub pools: Arc<Pools>,
     pub started: Duration,
     pub stopping: AtomicBool,
@@ -275,6 +279,7 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
         bounds: Mutex::new(options.bounds),
         ledger: parts.ledger,
         errors: ErrorCounts::default(),
+        streams: parts.streams,
         pools: parts.pools,
         started: parts.env.clock.monotonic(),
         stopping: AtomicBool::new(false),

@@ -28,10 +28,16 @@ pub enum Letter {
     },
     /// Somebody has waited for a place for a while and none came free: part with those who only hold one.
     Crowded,
+    /// The moment has come that the worker's alarm was set for.
+    Alarm,
     Bounds(Bounds),
     Answer {
         ticket: Ticket,
         answer: Answer,
+    },
+    /// There may be something to send to this connection.
+    Look {
+        slot: Slot,
     },
     /// The bucket is deleted: connections to it end.
     BucketGone {

@@ -10,6 +10,7 @@
 //! `readable` and `writable` are kept until a call says "would block". A connection that used up its turn goes to the
 //! end of the queue with its flags as they are; nothing is lost by that, and nobody starves behind a busy one.
 
+mod alarm;
 mod deadlines;
 
 use std::cmp::Reverse;
@@ -20,10 +21,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use alarm::Alarm;
 use deadlines::note_end;
 use engine::Ticket;
 use limits::Permit;
 use mio::{Events, Interest, Poll, Token};
+use replication::Pulled;
 use wire::frame::HEADER_LEN;
 use wire::{FrameReader, Next, Opcode, Side};
 
@@ -46,6 +49,9 @@ const OUTPUT_HIGH_LEN: usize = 4 << 20;
 const OUTPUT_HIGH_SCARCE_LEN: usize = 64 << 10;
 /// Replies are sent once this many bytes have gathered, or the input is used up.
 const OUTPUT_SEND_LEN: usize = 256 << 10;
+/// How much a producer is asked for at a time, and how often in a turn.
+const FEED_LEN: usize = 256 << 10;
+const FEEDS_PER_TURN: usize = 4;
 /// Longest frame of a client that nobody knows yet; its memory is not to be had for the asking.
 const STRANGER_FRAME_LEN_MAX: usize = 1 << 20;
 /// Requests of one connection that may be under way together.
@@ -71,6 +77,9 @@ pub(crate) struct Worker {
     strangers: VecDeque<(Duration, Slot)>,
     /// When to look at a connection's other deadlines. Entries that are too early do no harm: see `deadlines`.
     timers: BinaryHeap<Reverse<(Duration, Slot)>>,
+    alarm: Alarm,
+    /// The alarm went off, and the deadlines were not looked at since.
+    rang: bool,
     bounds: Bounds,
     lender: Lender,
     draining: Option<Duration>,
@@ -105,6 +114,8 @@ impl Worker {
         Worker {
             bounds,
             timers: BinaryHeap::new(),
+            alarm: Alarm::new(&shared.pools, mailbox.clone()),
+            rang: false,
             poll,
             shared,
             mailbox,
@@ -122,7 +133,7 @@ impl Worker {
         let mut events = Events::with_capacity(1024);
         let mut letters = Vec::new();
         while self.draining.is_none() || self.open > 0 {
-            let patience = self.patience();
+            let patience = (!self.ready.is_empty()).then_some(Duration::ZERO);
             match self.poll.poll(&mut events, patience) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -142,7 +153,9 @@ impl Worker {
                 let Some(place) = self.ready.pop_front() else { break };
                 self.turn(place as usize);
             }
-            self.keep_deadlines();
+            if std::mem::take(&mut self.rang) {
+                self.keep_deadlines();
+            }
         }
     }
 
@@ -163,8 +176,14 @@ impl Worker {
             Letter::Bounds(bounds) => {
                 self.bounds = bounds;
                 self.slots().into_iter().for_each(|slot| self.set_timer(slot));
+                self.set_alarm();
+            }
+            Letter::Alarm => {
+                self.alarm.note_ring();
+                self.rang = true;
             }
             Letter::Answer { ticket, answer } => self.finish(ticket, answer),
+            Letter::Look { slot } => self.enqueue(slot),
             Letter::BucketGone { name } => {
                 let sessions = self.connections.iter().flatten().map(|connection| &connection.session);
                 let of_it = |session: &&Session| session.selected.as_ref().is_some_and(|s| s.shape.name == *name);
@@ -175,6 +194,7 @@ impl Worker {
                 let soon = self.shared.now() + LINGER_DRAINING;
                 self.lingering.iter_mut().for_each(|(until, _)| *until = soon.min(*until));
                 self.close_all(self.slots());
+                self.set_alarm();
             }
         }
     }
@@ -221,8 +241,7 @@ impl Worker {
         let now = self.shared.now();
         let stranger_since = self.shared.is_stranger(&session).then_some(now);
         if stranger_since.is_some() {
-            self.skip_acquaintances();
-            self.strangers.push_back((now, slot));
+            self.expect_login(now, slot);
         }
         let mut connection = Connection {
             stream,
@@ -319,7 +338,7 @@ impl Worker {
         let now = self.shared.now();
         connection.stranger_since = is_stranger.then_some(now);
         if is_stranger {
-            self.strangers.push_back((now, connection.session.slot));
+            self.expect_login(now, connection.session.slot);
             if !connection.in_reserve() {
                 self.shared.strangers.stay();
                 connection.counted = true;
@@ -395,9 +414,7 @@ impl Worker {
                 pause => break pause,
             }
         };
-        if self.send(connection).is_err() {
-            return Fate::Gone;
-        }
+        let Ok(is_full) = self.send(connection).and_then(|()| self.feed(connection)) else { return Fate::Gone };
         connection.half = matches!(pause, Pause::Hungry) && connection.input.len() > 0;
         match pause {
             Pause::Spent => Fate::Again,
@@ -407,8 +424,37 @@ impl Worker {
             // A client that has hung up altogether, rather than only stopped sending, shows in the next read.
             Pause::Stalled | Pause::Closing if connection.readable && !connection.eof => watch(connection),
             Pause::Backlogged if connection.output.len() <= self.output_high_len() => Fate::Again,
+            _ if is_full || connection.session.closing && !matches!(pause, Pause::Closing) => Fate::Again,
             _ => Fate::Rest,
         }
+    }
+
+    /// Sends what the connection's producer has, as far as the socket takes it. True: it took a turn's worth, and more.
+    fn feed(&mut self, connection: &mut Connection) -> io::Result<bool> {
+        if connection.session.closing {
+            connection.session.producer = None;
+        }
+        for _ in 0..FEEDS_PER_TURN {
+            let is_stuck = connection.output.len() > 0 && !connection.writable;
+            let Some(producer) = &mut connection.session.producer else { return Ok(false) };
+            let out = connection.output.tail(&mut self.lender);
+            // Even then it looks at the clock.
+            let bytes_max = if is_stuck { 0 } else { FEED_LEN };
+            let pulled = producer.pull(out, bytes_max, self.shared.now());
+            self.send(connection)?;
+            match pulled {
+                Pulled::Dry => return Ok(false),
+                Pulled::Full if is_stuck => return Ok(false),
+                Pulled::Full => {}
+                Pulled::Over(why) => {
+                    note_end(connection, "dcp", why);
+                    connection.session.producer = None;
+                    connection.session.closing = true;
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// Everything is said: shuts our end, and waits for the client's unless it is shut already.
@@ -420,6 +466,7 @@ impl Worker {
         let until = self.shared.now() + linger;
         connection.phase = Phase::Lingering { until };
         self.lingering.push_back((until, connection.session.slot));
+        self.alarm.set(until);
         linger_now(connection)
     }
 

@@ -48,7 +48,7 @@ impl Node {
         let os = sim.env();
         let storage: Arc<dyn Storage> = Arc::new(Metered::new(os.storage.clone(), Arc::clone(&ledger), Class::Files));
         let env = Env { storage, ..os };
-        let pools = Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 });
+        let pools = Pools::start(&env, &PoolConfig { readers: 2, writers: 2, background: 1, compaction: 1, cpu: 1 });
         let options = persist::Options { writers: 2, readers: 2, ..persist::Options::default() };
         let store = Store::open(&env, &pools, Path::new("/data"), options).unwrap();
         let kept = Arc::new(Kept(store.files()));

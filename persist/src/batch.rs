@@ -14,8 +14,12 @@ pub const PREPARE_PREFIX: u8 = 0x02;
 pub fn file_id(item: &Item) -> Vec<u8> {
     match item.kind() {
         Kind::Committed { .. } => item.id().to_vec(),
-        Kind::Prepare { .. } | Kind::Abort { .. } => [&[PREPARE_PREFIX], item.id()].concat(),
+        Kind::Prepare { .. } | Kind::Abort { .. } => prepare_id(item.id()),
     }
+}
+
+pub fn prepare_id(id: &[u8]) -> Vec<u8> {
+    [&[PREPARE_PREFIX], id].concat()
 }
 
 pub struct Entry {
@@ -23,7 +27,8 @@ pub struct Entry {
     pub item: Item,
 }
 
-/// 1. `entries` are sorted by id, one each: the newest of the slice.
+/// 1. `entries` are sorted by id, one each: the newest of the slice. A prepare that the slice completes is not among them:
+///    nobody will ask for it.
 /// 2. `first..=last` are the slice's seqnos, dropped duplicates included.
 pub struct Batch {
     pub entries: Vec<Entry>,
@@ -36,8 +41,10 @@ pub struct Batch {
 
 impl Batch {
     pub fn of(slice: &Slice) -> Batch {
-        let mut entries: Vec<_> =
-            slice.items.iter().map(|item| Entry { id: file_id(item), item: item.clone() }).collect();
+        let completed = slice.items.iter().filter_map(completes).max();
+        let is_done = |item: &&Item| matches!(item.kind(), Kind::Prepare { .. }) && Some(item.seqno()) <= completed;
+        let wanted = slice.items.iter().filter(|item| !is_done(item));
+        let mut entries: Vec<_> = wanted.map(|item| Entry { id: file_id(item), item: item.clone() }).collect();
         entries.sort_unstable_by(|a, b| (&a.id, Reverse(a.item.seqno())).cmp(&(&b.id, Reverse(b.item.seqno()))));
         entries.dedup_by(|later, kept| later.id == kept.id);
         Batch {
@@ -100,6 +107,15 @@ impl Batch {
     }
 }
 
+/// The prepare that this item completes. They are completed in the order of their seqnos.
+fn completes(item: &Item) -> Option<Seqno> {
+    match item.kind() {
+        Kind::Committed { prepared } => prepared,
+        Kind::Abort { prepared } => Some(prepared),
+        Kind::Prepare { .. } => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,20 +140,20 @@ mod tests {
             ("a", prepare),
             ("a", committed(Some(Seqno(2)))),
             ("b", committed(None)),
-            ("a", prepare),
             ("c", prepare),
-            ("c", Kind::Abort { prepared: Seqno(6) }),
+            ("c", Kind::Abort { prepared: Seqno(5) }),
+            ("a", prepare),
         ] {
             change(&log, &*env.clock, key, kind, Some(b"v"));
         }
         let slice = log.read(&cursor, usize::MAX);
         let batch = Batch::of(&slice);
         let kept: Vec<_> = batch.entries.iter().map(|e| (e.id.as_slice(), e.item.seqno().0)).collect();
-        assert_eq!(kept, [(&b"\0a"[..], 3), (b"\0b", 4), (b"\x02\0a", 5), (b"\x02\0c", 7)]);
+        assert_eq!(kept, [(&b"\0a"[..], 3), (b"\0b", 4), (b"\x02\0a", 7), (b"\x02\0c", 6)]);
         assert_eq!((batch.first, batch.last, batch.items_in), (Seqno(1), Seqno(7), 7));
 
         let facts = batch.facts_after(&VbFacts::new(record()), &slice, &record());
-        assert_eq!((facts.prepared, facts.completed, facts.max_visible), (Seqno(6), Seqno(6), Seqno(4)));
+        assert_eq!((facts.prepared, facts.completed, facts.max_visible), (Seqno(7), Seqno(5), Seqno(4)));
         assert_eq!((facts.snap_start, facts.snap_end, facts.hlc_epoch), (Seqno(7), Seqno(7), Some(Seqno(1))));
     }
 }

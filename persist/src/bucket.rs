@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 
 use changelog::{Changelog, Snapshot, VbRecord};
 use couchstore::DocInfo;
+use governor::Governor;
 use parking_lot::Mutex;
 use types::rank::{Rank, RwLock};
 use types::{Cas, DocKey, Item, Kind, Meta, RevSeqno, Seqno, VbId};
@@ -257,6 +258,11 @@ impl BucketStore {
         Ok(recovered(vb.id, &committed))
     }
 
+    /// Whom background work on the bucket's files asks how fast it may go.
+    pub fn governor(&self) -> &Governor {
+        &self.home.shared.governor
+    }
+
     /// Tombstones up to here may be gone from the vBucket's file.
     pub fn purge_seqno(&self, vb: VbId) -> Seqno {
         self.vb(vb).committed().map_or(Seqno(0), |committed| committed.purge)
@@ -324,7 +330,7 @@ impl BucketStore {
         &self.vbs
     }
 
-    fn vb(&self, vb: VbId) -> &Arc<Vb> {
+    pub(crate) fn vb(&self, vb: VbId) -> &Arc<Vb> {
         self.vbs.get(usize::from(vb.0)).expect("vBuckets are numbered from 0 up to the bucket's count")
     }
 }

@@ -24,6 +24,7 @@ use crate::{codec, names};
 pub(crate) fn commit(vb: &Vb, slice: &Slice, batch: &Batch) -> Result<Committed, StoreError> {
     match vb.committed() {
         Some(before) => {
+            vb.anchor()?;
             let mut couch = vb.couch(&before)?;
             if couch.header().at != before.header_at {
                 let what = format!(

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use couchstore::{DocInfo, Snapshot};
 use types::{DocKey, Item};
 
+use crate::batch::prepare_id;
 use crate::codec;
 use crate::error::StoreError;
 use crate::stats::{FETCH_FAILURES, FETCHED, FETCHES};
@@ -67,8 +68,17 @@ pub(crate) fn refuse_all(vb: &Vb) {
 
 /// Reads one document at once.
 pub(crate) fn now(vb: &Vb, key: DocKey<'_>) -> Result<Option<Item>, StoreError> {
+    one(vb, key.as_bytes())
+}
+
+/// Reads the prepare of one document, be it completed or not, at once.
+pub(crate) fn prepare_now(vb: &Vb, key: DocKey<'_>) -> Result<Option<Item>, StoreError> {
+    one(vb, &prepare_id(key.as_bytes()))
+}
+
+fn one(vb: &Vb, id: &[u8]) -> Result<Option<Item>, StoreError> {
     let reading = Reading::open(vb)?;
-    let info = reading.infos(&[key.as_bytes()])?.pop().flatten();
+    let info = reading.infos(&[id])?.pop().flatten();
     reading.item(info.as_ref())
 }
 

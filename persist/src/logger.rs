@@ -76,6 +76,7 @@ pub(crate) struct Logger {
     homes: RwLock<Arc<Homes>>,
     pub filer: Filer,
     refused: Mutex<Vec<Arc<Vb>>>,
+    promised: Mutex<Vec<Arc<Vb>>>,
     is_full: AtomicBool,
     takes: AtomicBool,
 }
@@ -87,6 +88,7 @@ impl Logger {
             homes: RwLock::ranked(Rank::FileCache, Arc::default()),
             filer,
             refused: Mutex::ranked(Rank::CommitQueue, Vec::new()),
+            promised: Mutex::ranked(Rank::CommitQueue, Vec::new()),
             is_full: AtomicBool::new(false),
             takes: AtomicBool::new(true),
         }
@@ -130,12 +132,36 @@ impl Logger {
         }
     }
 
-    /// The vBucket has something new.
+    /// The vBucket has something new. What nobody waits for waits for company.
     pub fn changed(&self, vb: &Arc<Vb>, urgency: Urgency) {
-        if urgency == Urgency::Durable {
-            // Before the count: whoever submits sees it in the round that this causes.
-            vb.is_awaited.store(true, Ordering::Release);
+        match urgency {
+            Urgency::Durable => self.submit(vb),
+            Urgency::Normal if vb.is_promised.swap(true, Ordering::AcqRel) => {}
+            Urgency::Normal => self.promise(vb),
         }
+    }
+
+    fn promise(&self, vb: &Arc<Vb>) {
+        let mut promised = self.promised.lock();
+        promised.push(Arc::clone(vb));
+        let is_first = promised.len() == 1;
+        drop(promised);
+        if is_first && let Some(log) = self.log() {
+            log.promise();
+        }
+    }
+
+    /// Submits what was promised.
+    fn gather(&self) {
+        let promised = std::mem::take(&mut *self.promised.lock());
+        for vb in &promised {
+            // Before the look: whatever comes later is promised anew.
+            vb.is_promised.swap(false, Ordering::AcqRel);
+            self.submit(vb);
+        }
+    }
+
+    fn submit(&self, vb: &Arc<Vb>) {
         if vb.asks.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
         }
@@ -151,7 +177,6 @@ impl Logger {
 
     fn submit_for(&self, vb: &Arc<Vb>) {
         let (Some(log), Some(attached)) = (self.log(), vb.attached()) else { return };
-        let is_awaited = vb.is_awaited.swap(false, Ordering::AcqRel);
         let Some(cursor) = &attached.log_cursor else { return };
         while self.takes() && attached.log.marks.poisoned().is_none() && !vb.home.gone.load(Ordering::Acquire) {
             let slice = attached.log.read(cursor, SUBMISSION_BYTES_MAX);
@@ -160,9 +185,6 @@ impl Logger {
             // As for a file: a record that was never changed waits for the first change.
             let is_worth = slice.record_version > 0 || vb.committed().is_some();
             if slice.is_empty() && !(with_record && is_worth) {
-                if is_awaited {
-                    log.hurry();
-                }
                 return;
             }
             if with_record {
@@ -180,8 +202,7 @@ impl Logger {
                 record: with_record.then_some((&*slice.record, slice.record_version)),
                 past: (slice.is_given || rollbacks > 0).then_some(past),
             };
-            let submitted = if is_awaited { log.submit(&submission) } else { log.submit_lazily(&submission) };
-            match submitted {
+            match log.submit(&submission) {
                 Ok(()) => {
                     attached.log.release(cursor, slice.last);
                     let bytes: usize = slice.items.iter().map(|item| item.memory()).sum();
@@ -218,7 +239,7 @@ impl Logger {
     fn has_room(&self) {
         self.is_full.store(false, Ordering::Release);
         let refused = std::mem::take(&mut *self.refused.lock());
-        refused.iter().for_each(|vb| self.changed(vb, Urgency::Durable));
+        refused.iter().for_each(|vb| self.submit(vb));
     }
 
     /// The vBucket's file holds everything up to here.
@@ -260,8 +281,8 @@ impl Logger {
         let log = self.log.write().take();
         drop(log);
         *self.homes.write() = Arc::default();
-        let refused = std::mem::take(&mut *self.refused.lock());
-        drop(refused);
+        let kept = [&self.refused, &self.promised].map(|list| std::mem::take(&mut *list.lock()));
+        drop(kept);
         self.filer.stop();
     }
 
@@ -335,5 +356,9 @@ impl Observer for Ear {
         if let Some(shared) = self.0.upgrade() {
             shared.reserve.write_failed();
         }
+    }
+
+    fn gather(&self) {
+        self.with(Logger::gather);
     }
 }

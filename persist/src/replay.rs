@@ -11,12 +11,13 @@ use changelog::{FailoverEntry, FailoverTable, Place, Slice, Snapshots, VbRecord}
 use commit_log::{Key, Log, LogError, Mark, Replayed};
 use env::Storage;
 use scheduler::Pools;
-use types::{BucketUuid, Item, Seqno, VbState, VbUuid};
+use types::{BucketUuid, Item, Kind, Seqno, VbState, VbUuid};
 
 use crate::Options;
 use crate::batch::Batch;
 use crate::commit::commit;
 use crate::error::{Damage, Damages, StoreError};
+use crate::fetch::prepare_now;
 use crate::names::{LOG_ASIDE_DIR, LOG_DIR, LOG_GONE_DIR};
 use crate::shared::Shared;
 use crate::store::remove_tree;
@@ -220,10 +221,11 @@ fn file(vb: &Arc<Vb>, ahead: &Ahead) -> Result<(), StoreError> {
     };
     // A peer may have left out what comes last.
     let told = if ahead.loose.is_empty() { Seqno(0) } else { ahead.last };
+    let items = with_values(vb, &ahead.items)?;
     let slice = Slice {
         from: high.next(),
-        items: ahead.items.clone(),
-        last: ahead.items.last().map_or(high, |item| item.seqno()).max(told),
+        last: items.last().map_or(high, |item| item.seqno()).max(told),
+        items,
         record: Arc::new(record.unwrap_or_else(fresh)),
         record_version: 0,
         snapshots: Snapshots::from(ahead.place),
@@ -236,6 +238,35 @@ fn file(vb: &Arc<Vb>, ahead: &Ahead) -> Result<(), StoreError> {
     let committed = commit(vb, &slice, &batch)?;
     vb.set_committed(committed);
     Ok(())
+}
+
+/// The items, commits with the values of their prepares.
+fn with_values(vb: &Vb, items: &[Item]) -> Result<Vec<Item>, StoreError> {
+    let mut prepares: HashMap<&[u8], &Item> = HashMap::new();
+    let mut whole = Vec::with_capacity(items.len());
+    for item in items {
+        whole.push(match item.kind() {
+            Kind::Committed { prepared: Some(_) } if !item.resident() => match prepares.get(item.id()) {
+                Some(prepare) => commit_of(vb, item, Some(prepare))?,
+                None => commit_of(vb, item, prepare_now(vb, item.key())?.as_ref())?,
+            },
+            _ => item.clone(),
+        });
+        if let Kind::Prepare { .. } = item.kind() {
+            prepares.insert(item.id(), item);
+        }
+    }
+    Ok(whole)
+}
+
+fn commit_of(vb: &Vb, commit: &Item, prepare: Option<&Item>) -> Result<Item, StoreError> {
+    let (key, meta, kind) = (commit.key(), commit.meta(), commit.kind());
+    let is_its = |prepare: &&Item| kind == Kind::Committed { prepared: Some(prepare.seqno()) };
+    let Some(prepare) = prepare.filter(is_its) else {
+        let what = format!("seqno {} of the commit log commits a change that neither has: {kind:?}", meta.seqno);
+        return Err(vb.damaged(what));
+    };
+    Ok(Item::new(key, meta, kind, prepare.has_value().then(|| prepare.value())))
 }
 
 /// Refuses options that would fail later.

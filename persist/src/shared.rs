@@ -11,7 +11,7 @@ use env::Env;
 use governor::Governor;
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Context, Next, PoolKind, Pools, Task, TaskHandle};
-use types::rank::{Mutex, Rank};
+use types::rank::{Mutex, Rank, RwLock};
 
 use crate::compaction::Compactor;
 use crate::file_cache::{FileCache, WithRoom};
@@ -24,6 +24,8 @@ use crate::{LogOptions, Options, fetch, flusher};
 
 /// Failures are told at most this often, however many there are.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
+/// Free space is looked at no more often.
+const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Shared {
     pub env: Env,
@@ -41,6 +43,8 @@ pub(crate) struct Shared {
     /// Counts ends of flushes, for those who wait for one.
     endings: Bay<u64>,
     pub reserve: Reserve,
+    /// Of the monotonic clock, in ms: when the disk's free space was looked at.
+    looked_at_ms: AtomicU64,
     last_told_ms: AtomicU64,
     untold: AtomicU64,
 }
@@ -64,22 +68,28 @@ impl Shared {
             endings: Bay::new(0),
             reserve,
             options,
+            looked_at_ms: AtomicU64::new(u64::MAX),
             last_told_ms: AtomicU64::new(u64::MAX),
             untold: AtomicU64::new(0),
         });
-        shared.writers.start(shared.options.writers, |number| {
-            let task = Worker { shared: Arc::downgrade(&shared), number, job: Job::Flush };
-            pools.spawn(PoolKind::Writer, Arc::new(task))
-        });
-        shared.readers.start(shared.options.readers, |number| {
-            let task = Worker { shared: Arc::downgrade(&shared), number, job: Job::Fetch };
-            pools.spawn(PoolKind::Reader, Arc::new(task))
-        });
+        shared.set_threads(pools, shared.options.readers, shared.options.writers);
         Compactor::start(&shared, pools);
         let retries = pools.spawn(PoolKind::Writer, Arc::new(Retries(Arc::downgrade(&shared))));
         assert!(shared.retries.set(retries).is_ok());
         shared.reserve.set_task(pools.spawn(PoolKind::Background, Arc::new(Keeping(Arc::downgrade(&shared)))));
         shared
+    }
+
+    /// Sees that there is a task for each thread. Tasks beyond that do no harm: they wait for one another's thread.
+    pub fn set_threads(self: &Arc<Shared>, pools: &Pools, readers: usize, writers: usize) {
+        self.writers.grow(writers, |number| {
+            let task = Worker { shared: Arc::downgrade(self), number, job: Job::Flush };
+            pools.spawn(PoolKind::Writer, Arc::new(task))
+        });
+        self.readers.grow(readers, |number| {
+            let task = Worker { shared: Arc::downgrade(self), number, job: Job::Fetch };
+            pools.spawn(PoolKind::Reader, Arc::new(task))
+        });
     }
 
     /// From here on changes go to the commit log first.
@@ -159,6 +169,7 @@ impl Shared {
             self.writers.call();
         }
         if vb.ticket.is_claimed() {
+            vb.gate.claimed(self.env.clock.monotonic());
             self.compactor.flush_ended(vb);
         }
         if matches!(outcome, Outcome::Retry(_))
@@ -172,8 +183,14 @@ impl Shared {
         });
     }
 
-    /// Tells the governor whether the disk runs full.
-    pub fn look_at_free_space(&self, home: &Home) {
+    /// Tells the governor whether the disk runs full. To be called again and again while something fills it.
+    pub fn watch_free_space(&self, home: &Home, now: Duration) {
+        let now_ms = now.as_millis() as u64;
+        let last_ms = self.looked_at_ms.load(Ordering::Relaxed);
+        if last_ms != u64::MAX && now_ms < last_ms.saturating_add(LOOK_PAUSE.as_millis() as u64) {
+            return;
+        }
+        self.looked_at_ms.store(now_ms, Ordering::Relaxed);
         let Ok(Some(free)) = self.env.storage.free_bytes(&home.dir) else { return };
         let low = self.compactor.settings().free_bytes_low;
         if self.governor.set_disk_low(free < low) {
@@ -217,32 +234,43 @@ impl Shared {
 /// A call is not lost: who calls has queued the work before it looks for an idle task, and a task that finds nothing goes
 /// on the list of idle ones before it looks at the queue again. Whoever comes second sees what the first one did.
 pub(crate) struct Crew {
-    tasks: OnceLock<Vec<TaskHandle>>,
+    tasks: RwLock<Vec<TaskHandle>>,
     idle: Mutex<Vec<usize>>,
 }
 
 impl Crew {
     pub fn new() -> Crew {
-        Crew { tasks: OnceLock::new(), idle: Mutex::ranked(Rank::CommitQueue, Vec::new()) }
+        Crew {
+            tasks: RwLock::ranked(Rank::CommitQueue, Vec::new()),
+            idle: Mutex::ranked(Rank::CommitQueue, Vec::new()),
+        }
     }
 
-    pub fn start(&self, count: usize, spawn: impl FnMut(usize) -> TaskHandle) {
-        let count = count.max(1);
-        let set = self.tasks.set((0..count).map(spawn).collect());
-        assert!(set.is_ok());
-        self.idle.lock().extend(0..count);
+    /// Sees that there are at least `count` tasks, and one in any case.
+    pub fn grow(&self, count: usize, spawn: impl FnMut(usize) -> TaskHandle) {
+        let mut tasks = self.tasks.write();
+        let there = tasks.len();
+        tasks.extend((there..count.max(1)).map(spawn));
+        let made = there..tasks.len();
+        drop(tasks);
+        self.idle.lock().extend(made.clone());
+        if there > 0 {
+            // There may be work already, for which nobody is called any more.
+            made.for_each(|_| self.call());
+        }
     }
 
     pub fn call(&self) {
         let idle = self.idle.lock().pop();
-        if let (Some(number), Some(tasks)) = (idle, self.tasks.get()) {
-            tasks[number].wake();
+        if let Some(number) = idle {
+            self.wake(number);
         }
     }
 
     pub fn wake(&self, number: usize) {
-        if let Some(tasks) = self.tasks.get() {
-            tasks[number].wake();
+        let task = self.tasks.read().get(number).cloned();
+        if let Some(task) = task {
+            task.wake();
         }
     }
 
@@ -258,7 +286,8 @@ impl Crew {
     }
 
     pub fn cancel(&self) {
-        self.tasks.get().into_iter().flatten().for_each(TaskHandle::cancel);
+        let tasks = self.tasks.read().clone();
+        tasks.iter().for_each(TaskHandle::cancel);
     }
 }
 

@@ -174,6 +174,11 @@ impl Store {
         Some(self.shared.logger()?.log()?.stats())
     }
 
+    /// There are so many threads for reads and for commits from now on: as many may be under way together.
+    pub fn set_threads(&self, pools: &Pools, readers: usize, writers: usize) {
+        self.shared.set_threads(pools, readers, writers);
+    }
+
     /// How files are compacted from now on.
     pub fn set_compaction(&self, options: CompactionOptions) {
         self.shared.compactor.set(options);

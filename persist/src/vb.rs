@@ -89,8 +89,8 @@ pub(crate) struct Vb {
     pub ticket: Ticket,
     /// How often somebody asked for a submission to the commit log while one was under way, itself included.
     pub asks: AtomicU32,
-    /// Somebody waits for the next submission.
-    pub is_awaited: AtomicBool,
+    /// On the list of those whose changes nobody waits for.
+    pub is_promised: AtomicBool,
     /// On its way back to an earlier commit: no compaction goes on.
     pub is_rolling_back: AtomicBool,
     /// On the filer's list.
@@ -98,6 +98,8 @@ pub(crate) struct Vb {
     /// This vBucket's part of [`Home::unfiled_bytes`].
     pub unfiled_bytes: AtomicU64,
     pub gate: Gate,
+    /// The name of the file outlives power loss only once its directory is synced: see [`Vb::anchor`].
+    is_unanchored: AtomicBool,
     state: Mutex<State>,
     /// Keys asked for, and who waits for them.
     pub fetches: Mutex<HashMap<Box<[u8]>, Vec<Done>>>,
@@ -123,11 +125,12 @@ impl Vb {
             place,
             ticket: Ticket::default(),
             asks: AtomicU32::new(0),
-            is_awaited: AtomicBool::new(false),
+            is_promised: AtomicBool::new(false),
             is_rolling_back: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
             unfiled_bytes: AtomicU64::new(0),
             gate: Gate::default(),
+            is_unanchored: AtomicBool::new(false),
             state: Mutex::ranked(Rank::FileCache, state),
             fetches: Mutex::ranked(Rank::FileCache, HashMap::new()),
         }
@@ -149,6 +152,26 @@ impl Vb {
         let mut state = self.state.lock();
         state.next_rev = state.next_rev.max(committed.rev.saturating_add(1));
         state.committed = Some(Arc::new(committed));
+    }
+
+    /// The file was renamed. Only by who has the vBucket to himself.
+    pub fn unanchor(&self) {
+        self.is_unanchored.store(true, Ordering::Release);
+    }
+
+    /// Sees to it that the file's name outlives power loss, before anything is written to it that must.
+    pub fn anchor(&self) -> Result<(), StoreError> {
+        if !self.is_unanchored.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let dir = &self.home.dir;
+        self.home.shared.env.storage.sync_dir(dir).map_err(|source| StoreError::SyncFailed {
+            vb: self.id,
+            path: dir.clone(),
+            source: source.into(),
+        })?;
+        self.is_unanchored.store(false, Ordering::Release);
+        Ok(())
     }
 
     pub fn attached(&self) -> Option<Arc<Attached>> {

@@ -10,7 +10,10 @@ use env::Clock;
 use env::sim::{self, Fate, Fault, FaultPlan, Op, Rule, Sim, cut_everywhere};
 use persist::{CompactionOptions, Limits, Options, Purge, StoreError, Trigger};
 use proptest::prelude::*;
-use rig::{BUCKET, DATA, History, MODES, Mode, Node, Seed, VBS, assert_holds, assert_node_holds, file, work_on};
+use rig::{
+    BUCKET, DATA, FILE_MODES, History, MODES, Mode, Node, Seed, VBS, assert_holds, assert_node_holds, file, work_on,
+};
+use scheduler::PoolKind;
 use types::{Item, KeyBuf, Kind, Level, VbId};
 
 const EIO: i32 = 5;
@@ -219,6 +222,53 @@ fn a_compaction_ends_however_fast_the_writer_is() {
     }
 }
 
+/// Goal: who writes a vBucket waits for no disk while its files are swapped. Method: the step in which the new file gets its
+/// name syncs nothing, neither a file nor the directory.
+#[test]
+fn files_are_swapped_without_a_sync() {
+    for mode in MODES {
+        let (sim, node, _) = node_with_garbage(mode, 74);
+        let answer = node.compact(0, Purge::default());
+        let syncs = || (sim.storage.count(Op::Sync), sim.storage.count(Op::SyncDir));
+        let mut before = syncs();
+        while !names(&sim).contains(&"0.couch.2".to_owned()) {
+            before = syncs();
+            assert!(node.stepper.step());
+        }
+        assert_eq!(syncs(), before, "{mode:?}");
+        node.run();
+        answer.report();
+    }
+}
+
+/// Goal: what is acknowledged between the swap of the files and the sync of their directory is not lost with the new name.
+/// Method: a change comes right after the swap, in as many orders as there are seeds, and the power goes once it is durable.
+#[test]
+fn what_is_acknowledged_right_after_a_swap_survives_power_loss() {
+    for mode in FILE_MODES {
+        let mut came_first = 0;
+        for seed in 80..100 {
+            let _seed = Seed(seed);
+            let (mut sim, node, mut history) = node_with_garbage(mode, seed);
+            node.compact(0, Purge::default());
+            while !names(&sim).contains(&"0.couch.2".to_owned()) {
+                node.stepper.step();
+            }
+            let last = set(&node, &mut history, "k", b"right after");
+            while node.durable(0) < last.seqno().0 {
+                assert!(node.stepper.step());
+            }
+            came_first += u32::from(names(&sim).contains(&"0.couch.1".to_owned()));
+            history.durable.insert(0, last.seqno().0);
+            let after = sim.power_cut(Fate::LoseUnsynced);
+            drop(node);
+            drop(assert_holds(&after, &history));
+            assert_tidy(&sim);
+        }
+        assert!(came_first > 0, "the compaction always came first");
+    }
+}
+
 /// Readers that have the old file open go on reading it; those who come later read the new one.
 #[test]
 fn a_reader_of_the_old_file_reads_on() {
@@ -281,6 +331,8 @@ fn only_completed_prepares_are_left_out() {
     let prepare = Kind::Prepare { level: Level::PersistMajority };
     let changes = history.changes.get_mut(&0).unwrap();
     let done = node.put(0, "p1", Some(b"1"), prepare);
+    // In two flushes: of one, nothing of the prepare would be in the file.
+    node.run();
     let commit = node.put(0, "p1", Some(b"1"), Kind::Committed { prepared: Some(done.seqno()) });
     changes.extend([done, commit, node.put(0, "p2", Some(b"2"), prepare)]);
     node.run();
@@ -465,6 +517,68 @@ fn a_compaction_is_slowed_by_what_clients_feel_and_says_so() {
     assert_eq!(node.clock.monotonic(), began, "nobody waits, nothing is held back");
 }
 
+/// Goal: a disk that runs full while a compaction runs makes it faster, whoever feels it, and says why. Method: the space
+/// goes when the compaction has begun, and comes back before it ends.
+#[test]
+fn a_disk_that_runs_full_meanwhile_raises_the_floor() {
+    let (sim, node, mut history) = node_with_garbage(Mode::Logged, 75);
+    (0..2000).for_each(|n| drop(set(&node, &mut history, &format!("n{n}"), &[7; 1000])));
+    node.file_all();
+    let governor = node.store.governor();
+    let limits = Limits { latency_budget: Some(Duration::from_millis(5)), floor_bytes_per_s: 64 << 10 };
+    governor.set_limits(limits);
+    node.store.set_compaction(CompactionOptions { free_bytes_low: 64 << 20, ..CompactionOptions::default() });
+    let wait = |ms: u64| {
+        for _ in 0..ms {
+            governor.foreground(Duration::from_millis(50));
+            node.stepper.advance(Duration::from_millis(1));
+        }
+    };
+    wait(2000);
+    let answer = node.compact(0, Purge::default());
+    wait(500);
+    assert_eq!((governor.reading().held, governor.reading().floor_bytes_per_s), (persist::Held::AtFloor, 64 << 10));
+    sim.storage.set_space_bytes_max(Some(sim.storage.used_bytes() + (16 << 20)));
+    wait(500);
+    assert_eq!(governor.reading().held, persist::Held::AtRaisedFloor);
+    assert!(governor.reading().floor_bytes_per_s >= 64 << 20);
+    assert!(answer.get().is_some(), "at the old floor it takes half a minute");
+    sim.storage.set_space_bytes_max(None);
+    wait(500);
+    node.compact(0, Purge::default());
+    wait(500);
+    assert_eq!(governor.reading().floor_bytes_per_s, 64 << 10, "there is room again");
+}
+
+/// Compactions that nobody wants slowed are not, whatever clients feel.
+#[test]
+fn a_compaction_that_is_not_paced_never_waits() {
+    let (_, node, _) = node_with_garbage(Mode::Logged, 76);
+    let governor = node.store.governor();
+    let limits = Limits { latency_budget: Some(Duration::from_millis(5)), floor_bytes_per_s: 1 };
+    governor.set_limits(limits);
+    governor.foreground(Duration::from_secs(1));
+    governor.spent(1 << 30);
+    assert!(governor.pause().is_some());
+    node.store.set_compaction(CompactionOptions { is_paced: false, ..CompactionOptions::default() });
+    let answer = node.compact(0, Purge::default());
+    node.run();
+    answer.report();
+    assert!(node.clock.monotonic() < Duration::from_millis(1));
+}
+
+/// S11: nothing else waits for a thread that compacts.
+#[test]
+fn compactions_have_a_pool_to_themselves() {
+    let (_, node, _) = node_with_garbage(Mode::Logged, 77);
+    node.compact(0, Purge::default());
+    node.run();
+    let stats = node.stepper.pools().stats();
+    let there: Vec<_> = stats.tasks.iter().filter(|task| task.pool == PoolKind::Compaction).collect();
+    assert_eq!(there.iter().map(|task| task.name).collect::<Vec<_>>(), ["compaction"]);
+    assert!(there[0].runs.get() > 3);
+}
+
 /// Garbage starts a compaction by itself; afterwards there is none, so it does not start again.
 #[test]
 fn too_much_garbage_is_compacted_without_asking_and_once() {
@@ -491,6 +605,40 @@ fn too_much_garbage_is_compacted_without_asking_and_once() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// S12. Goal: whatever is asked, merged, cancelled, written and changed of the limit, no more run than the limit was when
+    /// they began, and whoever asked is told, once. Method: all of it at random, a few steps in between.
+    #[test]
+    fn the_limit_holds_and_everybody_is_told(seed: u64) {
+        let (env, _) = sim::env(seed);
+        let node = Node::start_with(&env, seed, Mode::Kept.options()).unwrap();
+        (0..VBS).for_each(|vb| (0..30).for_each(|n| drop(node.set(vb, &format!("k{n}"), &[n; 100]))));
+        node.run();
+        let (mut dice, mut answers, mut allowed) = (rig::Dice(seed), Vec::new(), 2);
+        for _ in 0..200 {
+            let vb = dice.below(u64::from(VBS)) as u16;
+            match dice.below(8) {
+                0..3 => answers.push(node.compact(vb, Purge { all: dice.below(2) == 0, ..Purge::default() })),
+                3 => node.bucket.cancel_compaction(VbId(vb)),
+                4 => drop(node.set(vb, "k", &[1; 300])),
+                5 => {
+                    let limit = 1 + dice.below(3) as usize;
+                    allowed = limit.max(node.store.compactions().0.len());
+                    node.store.set_compaction(CompactionOptions { limit, ..Mode::Kept.options().compaction });
+                }
+                _ => {}
+            }
+            (0..dice.below(12)).for_each(|_| _ = node.stepper.step());
+            let running = node.store.compactions().0.len();
+            prop_assert!(running <= allowed, "{running} of {allowed}");
+        }
+        node.run();
+        prop_assert_eq!((node.store.compactions().0.len(), node.store.compactions().1), (0, 0));
+        for answer in &answers {
+            let told = answer.get().expect("told");
+            prop_assert!(matches!(told, Ok(_) | Err(StoreError::Cancelled)), "{:?}", told);
+        }
+    }
 
     /// Goal: compaction changes nothing that anybody can ask for. Method: random changes with compactions at random moments,
     /// in all modes; then every document by seqno (the warm-up), by id, and all counts, against a model.

@@ -437,3 +437,31 @@ fn a_clean_stop_leaves_nothing_to_replay() {
         assert_eq!(node.bucket.stats().files_created, 0);
     }
 }
+
+/// Goal: a commit in the log finds its value in the prepare, wherever that is. Method: prepares with and without a value, one
+/// filed before the commit, one not; then the power goes.
+#[test]
+fn a_commit_gets_its_value_from_its_prepare_in_the_file_or_in_the_log() {
+    let (mut sim, node) = started(Mode::Logged);
+    node.run();
+    let kind = Kind::Prepare { level: types::Level::PersistMajority };
+    let prepare = |key: &str, value| (key.to_owned(), node.put(0, key, value, kind).seqno());
+    let filed = [prepare("filed", Some(&b"one"[..])), prepare("filed, deleted", None)];
+    node.file_all();
+    assert_eq!(marks(&node, 0), (2, 2));
+    let logged = [prepare("logged", Some(&b"two"[..])), prepare("logged, empty", Some(b""))];
+    let values = [Some(&b"one"[..]), None, Some(b"two"), Some(b"")];
+    for ((key, prepared), value) in filed.iter().chain(&logged).zip(values) {
+        node.put(0, key, value, Kind::Committed { prepared: Some(*prepared) });
+    }
+    node.run();
+    node.stepper.advance(Duration::from_millis(10));
+    assert_eq!(marks(&node, 0), (8, 2));
+    drop(node);
+    let node = Node::start_with(&sim.power_cut(Fate::LoseUnsynced), 7, Mode::Logged.options()).unwrap();
+    assert_eq!(value(&node, 0, "filed").unwrap(), b"one");
+    assert_eq!(value(&node, 0, "logged").unwrap(), b"two");
+    assert_eq!(value(&node, 0, "logged, empty").unwrap(), b"");
+    let gone = KeyBuf::in_default_collection(b"filed, deleted").unwrap();
+    assert!(node.bucket.fetch_now(VbId(0), gone.as_key()).unwrap().unwrap().is_deleted());
+}

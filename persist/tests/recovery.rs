@@ -260,7 +260,7 @@ fn many_changes_of_a_key_in_one_flush_leave_the_newest() {
     node.run();
     history.durable.insert(0, 100);
     let stats = node.bucket.stats();
-    assert_eq!((stats.commits, stats.items_written, stats.items_deduplicated), (1, 6, 94));
+    assert_eq!((stats.commits, stats.items_written, stats.items_deduplicated), (1, 3, 97));
     drop(node);
     drop(assert_holds(&sim.power_cut(sim::Fate::LoseUnsynced), &history));
 }

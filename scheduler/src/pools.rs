@@ -21,20 +21,24 @@ pub enum PoolKind {
     Reader,
     /// Writes and syncs.
     Writer,
-    /// Compaction, and other I/O nobody waits for.
+    /// I/O that nobody waits for, or only an administrator.
     Background,
+    /// Compaction: it runs a thousand times as long as anything else that writes.
+    Compaction,
     /// Computing, without I/O.
     Cpu,
 }
 
 impl PoolKind {
-    pub const ALL: [PoolKind; 4] = [PoolKind::Reader, PoolKind::Writer, PoolKind::Background, PoolKind::Cpu];
+    pub const ALL: [PoolKind; 5] =
+        [PoolKind::Reader, PoolKind::Writer, PoolKind::Background, PoolKind::Compaction, PoolKind::Cpu];
 
     pub const fn name(self) -> &'static str {
         match self {
             PoolKind::Reader => "reader",
             PoolKind::Writer => "writer",
             PoolKind::Background => "background",
+            PoolKind::Compaction => "compaction",
             PoolKind::Cpu => "cpu",
         }
     }
@@ -46,6 +50,7 @@ pub struct PoolConfig {
     pub readers: usize,
     pub writers: usize,
     pub background: usize,
+    pub compaction: usize,
     pub cpu: usize,
 }
 
@@ -56,7 +61,7 @@ impl Default for PoolConfig {
     /// Readers and writers wait for the disk, so there may be more of them than cores.
     fn default() -> PoolConfig {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        PoolConfig { readers: cores.clamp(4, 16), writers: 4, background: 2, cpu: cores.clamp(2, 16) }
+        PoolConfig { readers: cores.clamp(4, 16), writers: 4, background: 3, compaction: 2, cpu: cores.clamp(2, 16) }
     }
 }
 
@@ -66,6 +71,7 @@ impl PoolConfig {
             PoolKind::Reader => self.readers,
             PoolKind::Writer => self.writers,
             PoolKind::Background => self.background,
+            PoolKind::Compaction => self.compaction,
             PoolKind::Cpu => self.cpu,
         }
     }
@@ -98,7 +104,7 @@ pub enum Stop {
     Cancel,
 }
 
-/// Four pools and a timer.
+/// Five pools and a timer.
 ///
 /// 1. A task is on one thread at most, and never runs after its `cancel` returned.
 /// 2. A wake is followed by a run that begins after it, without delay if a thread is free. Nothing polls.

@@ -12,7 +12,7 @@ use shuttle::thread;
 use crate::park::{Bay, Look, Wake};
 use crate::{Context, Next, PoolConfig, PoolKind::*, Pools, Stop, Task, TaskHandle};
 
-const ONE_EACH: PoolConfig = PoolConfig { readers: 1, writers: 1, background: 1, cpu: 1 };
+const ONE_EACH: PoolConfig = PoolConfig { readers: 1, writers: 1, background: 1, compaction: 1, cpu: 1 };
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Shuttle's random order finds most; its priority-based one finds what needs few but exact switches.

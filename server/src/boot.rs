@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use crate::admin;
 use crate::config::Config;
 use crate::descriptors::SpareFiles;
 use crate::exit::{Exit, OrExit, Refusal};
+use crate::log::Log;
 use crate::node::Node;
 use crate::reload::{InEffect, Live, Origin, Reloader};
 use crate::{credentials, descriptors, log, stats};
@@ -38,7 +40,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(4);
 pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let began = Instant::now();
     env::os::return_large_pieces(LARGE_PIECE_BYTES);
-    let filter = log::start(&config.log_level);
+    let log = start_log(&config).or_exit(Exit::Environment)?;
     // Signals are ours before anything needs an orderly end.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals").or_exit(Exit::Environment)?;
@@ -48,6 +50,7 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     };
     let ledger = descriptors::divide(&config, workers)?;
     let _core = descriptors::of_the_process(&ledger, workers);
+    log.account(&ledger);
     // From here on whoever opens a file or a socket has a permit for it.
     let os = env::os::env();
     let files = Metered::new(os.storage, Arc::clone(&ledger), Class::Files);
@@ -64,11 +67,7 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     let (users, generated) = users(&config, &Env { storage: background, ..env.clone() })?;
     let users = Arc::new(users);
 
-    // One more than compactions, so that whoever else uses the pool does not wait behind them.
-    let background = config.compaction.limit + 1;
-    let pool_config =
-        PoolConfig { readers: config.readers, writers: config.writers, background, ..PoolConfig::default() };
-    let pools = Pools::start(&env, &pool_config);
+    let pools = Pools::start(&env, &pool_sizes(&config));
     let options = persist::Options { files_max: descriptors::files_kept(&ledger, &config), ..store_options(&config) };
     let store = Store::open(&env, &pools, &config.data_dir, options).map_err(|error| refuse(&error))?;
     let kept_files = store.files();
@@ -86,7 +85,9 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     // From here on a vBucket changes only because a client or the clock asked.
 
     let in_effect = Arc::new(InEffect::new(&config));
+    let streams = Arc::new(replication::Registry::default());
     let seen = stats::Seen {
+        streams: Arc::clone(&streams),
         pools: Arc::clone(&pools),
         ledger: Arc::clone(&ledger),
         in_effect: Arc::clone(&in_effect),
@@ -106,6 +107,7 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
             Arc::new(Cluster::new(&node_uuid, advertised(kv).as_deref(), kv.port(), admin_port, revision))
         }),
         stats: Arc::clone(&process) as Arc<dyn frontend::StatProvider>,
+        streams,
     };
     let front = frontend::serve(front_options(&config, workers), parts)
         .with_context(|| taken("key-value", config.kv_listen, "kv"))
@@ -136,7 +138,15 @@ pub fn serve(config: Config, origin: Origin) -> Result<(), Refusal> {
     // Nobody has to read it.
     let _ = writeln!(io::stdout(), "ready kv={kv_address} admin={} pid={pid} after_ms={after_ms}", admin.address());
 
-    let live = Live { ledger, users, front: front.handle(), kept_files, engine: Arc::clone(&engine), filter };
+    let live = Live {
+        ledger,
+        users,
+        front: front.handle(),
+        kept_files,
+        engine: Arc::clone(&engine),
+        pools: Arc::clone(&pools),
+        log,
+    };
     let mut reloader = Reloader { origin, config, workers, in_effect, live };
     while signals.forever().next() == Some(SIGHUP) {
         reloader.reload();
@@ -189,6 +199,23 @@ fn first_bucket(config: &Config) -> BucketSpec {
         eviction: config.bucket_eviction,
         ..new_bucket(&config.bucket_name)
     }
+}
+
+/// Threads by what they wait for.
+pub fn pool_sizes(config: &Config) -> PoolConfig {
+    PoolConfig {
+        readers: config.readers,
+        writers: config.writers,
+        compaction: config.compaction.limit,
+        ..PoolConfig::default()
+    }
+}
+
+fn start_log(config: &Config) -> anyhow::Result<Log> {
+    let file = config.log_file.as_deref();
+    log::start(&config.log_level, file).with_context(|| {
+        format!("cannot open the log {}; choose another log.file", file.unwrap_or(Path::new("")).display())
+    })
 }
 
 /// Makes the data directory if need be and takes its lock.
@@ -260,6 +287,7 @@ fn store_options(config: &Config) -> persist::Options {
     let log = LogOptions {
         segment_bytes: config.log_segment_bytes,
         bytes_max: config.log_bytes_max,
+        past_cache: config.log_past_cache,
         file_after: Duration::from_secs(u64::from(config.filing_age_s_max)),
         unfiled_bytes_max: config.filing_bytes_max,
         ..LogOptions::default()

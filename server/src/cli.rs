@@ -20,6 +20,8 @@ pub enum Command {
     Serve(Serve),
     /// Show a running server's counters; `settee stats timings` draws latency histograms
     Stats(Stats),
+    /// Print the changes of a bucket as they come, one JSON object a line
+    Tail(Tail),
     /// Create, list, delete or empty buckets of a running server
     #[command(subcommand)]
     Bucket(Bucket),
@@ -100,7 +102,7 @@ pub struct Target {
 
 #[derive(Args)]
 pub struct Stats {
-    /// Which counters: empty for the general ones, or a group such as timings, memory, connections, limits, scheduler, persist,
+    /// Which counters: empty for the general ones, or a group such as timings, memory, connections, dcp, limits, scheduler, persist,
     /// config, vbucket-details
     pub group: Option<String>,
     /// Arguments of the group, such as a vBucket
@@ -112,6 +114,16 @@ pub struct Stats {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Tail {
+    pub bucket: String,
+    /// Where to begin: now, beginning, or the token that an earlier tail printed when it ended
+    #[arg(long, value_name = "now|beginning|TOKEN", default_value = "now")]
+    pub from: String,
+    #[command(flatten)]
+    pub target: Target,
 }
 
 /// What may leave memory.

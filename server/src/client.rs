@@ -12,6 +12,10 @@ use wire::{Feature, FrameReader, Next, Opcode, Side, Status};
 /// How long connecting, and any one answer, may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What the tools ask for.
+pub const FEATURES: &[Feature] =
+    &[Feature::Xerror, Feature::SelectBucket, Feature::Json, Feature::AltRequestSupport, Feature::SyncReplication];
+
 /// One authenticated connection; one request at a time.
 pub struct Client {
     stream: TcpStream,
@@ -49,7 +53,7 @@ impl Client {
     }
 
     /// Connects and says HELLO; no user yet.
-    pub fn connect(address: &str) -> Result<Client> {
+    pub fn connect(address: &str, features: &[Feature]) -> Result<Client> {
         let unreachable = || format!("no server answers at {address}");
         let found = address.to_socket_addrs().with_context(unreachable)?.next().with_context(unreachable)?;
         let stream = TcpStream::connect_timeout(&found, PATIENCE).with_context(unreachable)?;
@@ -57,13 +61,6 @@ impl Client {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut client = Client { stream, input: Vec::new(), opaque: 0 };
-        let features = [
-            Feature::Xerror,
-            Feature::SelectBucket,
-            Feature::Json,
-            Feature::AltRequestSupport,
-            Feature::SyncReplication,
-        ];
         let codes: Vec<u16> = features.iter().map(|f| *f as u16).collect();
         let agent = concat!("settee/", env!("CARGO_PKG_VERSION"));
         client
@@ -74,6 +71,11 @@ impl Client {
             })?
             .success()?;
         Ok(client)
+    }
+
+    /// The connection itself, for who speaks another part of the protocol. Nothing may be under way.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
     }
 
     /// Proves who we are, and has the server prove that it knows the password too.

@@ -50,6 +50,7 @@ fn run(command: Command) -> Result<(), Refusal> {
             boot::serve(config, reload::Origin { file: options.config, settings })
         }
         Command::Stats(options) => commands::stats::run(&options).or_exit(Exit::Failed),
+        Command::Tail(options) => commands::tail::run(&options).or_exit(Exit::Failed),
         Command::Bucket(command) => commands::bucket::run(&command).or_exit(Exit::Failed),
         Command::File(command) => commands::file::run(&command),
         Command::Bench(command) => bench::run(&command).or_exit(Exit::Failed),

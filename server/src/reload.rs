@@ -1,4 +1,4 @@
-//! SIGHUP: the configuration file and the users are read again.
+//! SIGHUP: the log is opened anew, the configuration file and the users are read again.
 //!
 //! Nothing is half applied. A file that cannot be read, or holds anything that would be refused at start, leaves all as
 //! it was; the log and `settee stats config` say so, and why.
@@ -11,13 +11,19 @@ use frontend::auth::Users;
 use limits::{Class, Ledger, with_retry};
 use metrics::{Counter, metrics};
 use persist::FileCache;
+use scheduler::{PoolError, PoolKind, Pools};
 use types::rank::{Mutex, Rank};
 
 use crate::config::keys::Applies;
 use crate::config::{Config, ConfigError, Setting};
-use crate::{descriptors, log};
+use crate::log::Log;
+use crate::{boot, descriptors};
 
 metrics! {
+    /// Times the log's file was opened anew.
+    pub static LOG_REOPENS: Counter = "log_reopens";
+    /// Times it could not be, so that the log went on in the old one.
+    pub static LOG_REOPENS_REFUSED: Counter = "log_reopens_refused";
     /// Times the configuration was read again and took effect.
     pub static CONFIG_RELOADS: Counter = "config_reloads";
     /// Times it was read again and refused, so that the old one stayed.
@@ -27,6 +33,10 @@ metrics! {
     /// Times they were read again and refused, so that the old ones stayed.
     pub static USERS_RELOADS_REFUSED: Counter = "users_reloads_refused";
 }
+
+/// Keys that have a part in how descriptors are divided.
+const DIVIDING: [&str; 4] =
+    ["kv.connections_max", "persist.file_cache.files_max", "persist.readers", "persist.writers"];
 
 /// Where the configuration came from.
 pub struct Origin {
@@ -42,6 +52,7 @@ pub struct InEffect {
 struct State {
     texts: BTreeMap<&'static str, String>,
     waiting: Vec<&'static str>,
+    log_refusal: Option<String>,
     config_refusal: Option<String>,
     users_refusal: Option<String>,
 }
@@ -49,7 +60,8 @@ struct State {
 impl InEffect {
     pub fn new(config: &Config) -> InEffect {
         let texts = config.texts.clone();
-        let state = State { texts, waiting: Vec::new(), config_refusal: None, users_refusal: None };
+        let (log_refusal, config_refusal, users_refusal) = (None, None, None);
+        let state = State { texts, waiting: Vec::new(), log_refusal, config_refusal, users_refusal };
         InEffect { state: Mutex::ranked(Rank::RunQueue, state) }
     }
 
@@ -58,6 +70,7 @@ impl InEffect {
         let state = self.state.lock();
         state.texts.iter().for_each(|(key, value)| emit(key, value));
         emit("reload_waits_for_restart", &state.waiting.join(" "));
+        emit("reload_log_refusal", state.log_refusal.as_deref().unwrap_or(""));
         emit("reload_config_refusal", state.config_refusal.as_deref().unwrap_or(""));
         emit("reload_users_refusal", state.users_refusal.as_deref().unwrap_or(""));
     }
@@ -70,7 +83,8 @@ pub struct Live {
     pub front: frontend::Handle,
     pub kept_files: Arc<FileCache>,
     pub engine: Arc<engine::Engine>,
-    pub filter: log::Filter,
+    pub pools: Arc<Pools>,
+    pub log: Log,
 }
 
 /// Reads the configuration again when told to.
@@ -84,6 +98,17 @@ pub struct Reloader {
 
 impl Reloader {
     pub fn reload(&mut self) {
+        // First: what comes next is to be found in the new file.
+        let refusal = self.live.log.reopen(&self.live.ledger).err();
+        match &refusal {
+            None => LOG_REOPENS.inc(),
+            Some(why) => {
+                LOG_REOPENS_REFUSED.inc();
+                tracing::error!("the log stays in the file it has: {why}");
+            }
+        }
+        self.in_effect.state.lock().log_refusal = refusal;
+
         let refusal = self.reload_config().err();
         match &refusal {
             None => CONFIG_RELOADS.inc(),
@@ -111,9 +136,17 @@ impl Reloader {
     fn reload_config(&mut self) -> Result<(), String> {
         let new = self.read()?;
         let changed: Vec<_> = self.config.changes(&new).collect();
-        if changed.iter().any(|key| ["kv.connections_max", "persist.file_cache.files_max"].contains(&key.name)) {
-            // The one part that can be refused: it goes first.
+        // The parts that can be refused go first.
+        if changed.iter().any(|key| DIVIDING.contains(&key.name)) {
             descriptors::divide_again(&self.live.ledger, &self.live.front, &new, self.workers)?;
+        }
+        if let Err(refused) = self.resize_pools(&new) {
+            // Back to what there was: fewer threads and fewer descriptors, which nobody refuses.
+            let _ = self.resize_pools(&self.config);
+            let _ = descriptors::divide_again(&self.live.ledger, &self.live.front, &self.config, self.workers);
+            return Err(refused.to_string());
+        }
+        if changed.iter().any(|key| DIVIDING.contains(&key.name)) {
             tracing::info!("{}", self.live.ledger.plan());
             self.live.kept_files.set_files_max(descriptors::files_kept(&self.live.ledger, &new));
         }
@@ -121,7 +154,7 @@ impl Reloader {
         self.live.engine.store().set_compaction(new.compaction);
         self.live.engine.store().governor().set_limits(new.disk);
         if self.config.log_level != new.log_level {
-            self.live.filter.set(&new.log_level);
+            self.live.log.set_filter(&new.log_level);
         }
 
         let (live, waiting): (Vec<_>, Vec<_>) = changed.into_iter().partition(|key| key.applies == Applies::Live);
@@ -131,6 +164,8 @@ impl Reloader {
         }
         self.config.connections_max = new.connections_max;
         self.config.files_max = new.files_max;
+        self.config.readers = new.readers;
+        self.config.writers = new.writers;
         self.config.bounds = new.bounds;
         self.config.compaction = new.compaction;
         self.config.disk = new.disk;
@@ -141,6 +176,15 @@ impl Reloader {
         let mut state = self.in_effect.state.lock();
         state.texts = self.config.texts.clone();
         state.waiting = waiting;
+        Ok(())
+    }
+
+    fn resize_pools(&self, config: &Config) -> Result<(), PoolError> {
+        let sizes = boot::pool_sizes(config);
+        for kind in [PoolKind::Reader, PoolKind::Writer, PoolKind::Compaction] {
+            self.live.pools.resize(kind, sizes.threads(kind))?;
+        }
+        self.live.engine.store().set_threads(&self.live.pools, config.readers, config.writers);
         Ok(())
     }
 

@@ -24,6 +24,7 @@ pub struct Seen {
     pub ledger: Arc<Ledger>,
     pub in_effect: Arc<InEffect>,
     pub engine: Arc<engine::Engine>,
+    pub streams: Arc<replication::Registry>,
     pub node_uuid: String,
     pub began: Instant,
 }
@@ -33,6 +34,7 @@ impl Process {
         let mut registry = Registry::new();
         registry.add(frontend::METRICS);
         registry.add(engine::METRICS);
+        registry.add(replication::METRICS);
         registry.add(persist::stats::METRICS);
         registry.add(persist::LOG_METRICS);
         registry.add(crate::reload::METRICS);
@@ -40,6 +42,7 @@ impl Process {
         registry.add(&seen.ledger.families());
         registry.add(&process_families(seen.began));
         registry.add(&bucket_families(&seen.engine));
+        registry.add(&stream_families(&seen.engine, &seen.streams));
         registry.assert_every_stat_name_is_unique();
         Process { registry: Arc::new(registry), seen }
     }
@@ -108,6 +111,7 @@ impl Process {
         let rate = reading.bytes_per_s.map_or("unlimited".to_owned(), |rate| rate.to_string());
         emit("running", &running.len().to_string());
         emit("queued", &queued.to_string());
+        emit("exclusive", &summary(&persist::stats::COMPACTION_FINISHES.snapshot()).to_string());
         emit("pace", reading.held.name());
         emit("background_bytes_per_s", &rate);
         emit("background_floor_bytes_per_s", &reading.floor_bytes_per_s.to_string());
@@ -302,6 +306,27 @@ fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
             computed(name, help, Kind::Gauge, move |visit| {
                 for bucket in engine.upgrade().iter().flat_map(|engine| engine.list()) {
                     visit(&[("bucket", bucket.name())], Value::Gauge(read(&bucket)));
+                }
+            })
+        })
+        .collect()
+}
+
+/// How far those are behind who are sent a bucket's changes.
+fn stream_families(engine: &Arc<engine::Engine>, streams: &Arc<replication::Registry>) -> Vec<Family> {
+    type Read = fn(&replication::Totals) -> u64;
+    let rows: [(&'static str, &'static str, Read); 4] = [
+        ("bucket_dcp_streams", "Streams of the bucket's changes that are open.", |t| t.streams),
+        ("bucket_dcp_items_remaining", "Seqnos that consumers are behind, all streams together.", |t| t.items_left),
+        ("bucket_dcp_backfill_remaining", "Entries of files that streams have yet to read.", |t| t.backfill_left),
+        ("bucket_dcp_unacked_bytes", "Bytes sent to consumers that they have not acknowledged.", |t| t.unacked_bytes),
+    ];
+    rows.into_iter()
+        .map(|(name, help, read)| {
+            let (engine, streams) = (Arc::downgrade(engine), Arc::clone(streams));
+            computed(name, help, Kind::Gauge, move |visit| {
+                for bucket in engine.upgrade().iter().flat_map(|engine| engine.list()) {
+                    visit(&[("bucket", bucket.name())], Value::Gauge(read(&streams.totals(&bucket)) as i64));
                 }
             })
         })

@@ -230,3 +230,86 @@ fn a_hangup_reads_configuration_and_users_again_or_leaves_them_as_they_were() {
     assert!(server.client(BUCKET).get(0, "k").is_ok(), "{USER} as well");
     server.stop();
 }
+
+/// Reads the log until it says `word`.
+fn said_in(log: &Path, client: &mut Connection, word: &str) -> bool {
+    // Each look is a round trip to the server, which has ended if it does not answer.
+    loop {
+        if fs::read_to_string(log).is_ok_and(|text| text.contains(word)) {
+            return true;
+        }
+        stat(client, "", "pid");
+    }
+}
+
+#[test]
+fn a_rotated_log_is_opened_anew_and_without_a_descriptor_the_old_one_stays() {
+    let dir = harness::directory();
+    let (log, rotated, second) = (dir.path().join("log"), dir.path().join("log.1"), dir.path().join("log.2"));
+    let server = serve(dir.path()).set(&format!("log.file={}", log.display())).start();
+    let mut client = server.client(BUCKET);
+    assert!(said_in(&log, &mut client, "descriptors "));
+
+    fs::rename(&log, &rotated).unwrap();
+    server.limit_descriptors("3:1024");
+    server.signal("HUP");
+    assert!(said_in(&rotated, &mut client, "the log stays in the file it has"), "the old file is still written");
+    assert!(said_in(&rotated, &mut client, "the users stay as they were"));
+    assert!(stat(&mut client, "config", "reload_log_refusal").contains("Too many open files"));
+    assert!(!log.exists());
+
+    server.limit_descriptors("1024:1024");
+    let background = stat(&mut client, "limits", "class background");
+    server.signal("HUP");
+    assert!(said_in(&log, &mut client, "users read again"));
+    assert_eq!(stat(&mut client, "config", "reload_log_refusal"), "");
+    fs::rename(&log, &second).unwrap();
+    server.signal("HUP");
+    assert!(said_in(&log, &mut client, "users read again"));
+    assert!(!fs::read_to_string(&rotated).unwrap().contains("users read again"));
+    assert_eq!(stat(&mut client, "limits", "class background"), background, "one file is open, and one is paid for");
+    let ended = server.stop();
+    assert!(
+        fs::read_to_string(&log).unwrap().contains("stopped") && !ended.stderr.contains("INFO"),
+        "{}",
+        ended.stderr
+    );
+
+    let nowhere = serve(dir.path()).set("log.file=/proc/nowhere/log").refused();
+    nowhere.said(4, &["/proc/nowhere/log", "log.file"]);
+}
+
+#[test]
+fn pools_grow_and_shrink_on_a_hangup_and_never_to_nothing() {
+    let dir = harness::directory();
+    let file = dir.path().join("settee.toml");
+    fs::write(&file, "[persist]\nreaders = 2\nwriters = 2\n").unwrap();
+    let mut server = serve(dir.path()).set("bucket.vbuckets=64").arg("--config").arg(&file).descriptors(1024).start();
+    let mut client = server.client(BUCKET);
+    let mut reload = |text: &str, word: &str| {
+        fs::write(&file, text).unwrap();
+        server.stderr.clear();
+        server.signal("HUP");
+        assert!(server.wait_for_log(word) && server.wait_for_log(" users "), "{}", server.stderr);
+        ["reader", "writer", "background"].map(|kind| {
+            let pool = stat(&mut client, "scheduler", &format!("pool {kind}"));
+            serde_json::from_str::<serde_json::Value>(&pool).unwrap()["threads"].as_u64().unwrap()
+        })
+    };
+    let grown = "[persist]\nreaders = 5\nwriters = 12\n[compaction]\nlimit = 6\n";
+    assert_eq!(reload(grown, "configuration read again"), [5, 12, 7]);
+    for (text, words) in [
+        ("[persist]\nreaders = 0\n", "a whole number from 1 to 128"),
+        ("[persist]\nwriters = 0\n", "a whole number from 1 to 128"),
+        ("[compaction]\nlimit = 0\n", "a whole number from 1"),
+    ] {
+        assert_eq!(reload(text, words), [5, 12, 7], "{text}");
+    }
+    reload("[persist]\nreaders = 1\nwriters = 1\n[compaction]\nlimit = 1\n", "configuration read again");
+    let mut client = server.client(BUCKET);
+    for vb in 0..64 {
+        let reply = client.set(vb, "k", b"v", Some(Level::PersistMajority)).unwrap();
+        assert_eq!(reply.status, Status::Success, "vBucket {vb}");
+    }
+    server.stop();
+}

@@ -25,6 +25,8 @@ id!(/// How often a key was changed, across deletes.
     RevSeqno(u64));
 id!(/// A collection. 0 is `_default`, user collections start at 8.
     CollectionId(u32));
+id!(/// A group of collections. 0 is `_default`.
+    ScopeId(u32));
 id!(/// One history of a vBucket, as listed in its failover table. 48 random bits, never 0.
     VbUuid(u64));
 id!(/// One life of a bucket: dropping and re-creating the name gives another.

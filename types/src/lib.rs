@@ -7,6 +7,6 @@ mod item;
 mod key;
 pub mod rank;
 
-pub use ids::{BucketUuid, Cas, CollectionId, RevSeqno, Seqno, VbId, VbState, VbUuid};
+pub use ids::{BucketUuid, Cas, CollectionId, RevSeqno, ScopeId, Seqno, VbId, VbState, VbUuid};
 pub use item::{Datatype, DeleteSource, HEATS, HeldBy, Item, Kind, Level, Meta, allocated};
 pub use key::{DocKey, KEY_LEN_MAX, KeyBuf, KeyError};

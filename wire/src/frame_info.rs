@@ -26,6 +26,8 @@ pub struct RequestFrames<'a> {
     pub impersonate: Option<&'a [u8]>,
     /// Run as the user of this token.
     pub impersonate_token: Option<u16>,
+    /// Which of several streams of one vBucket is meant.
+    pub stream_id: Option<u16>,
     raw: &'a [u8],
 }
 
@@ -111,7 +113,11 @@ pub fn parse_request<'a>(raw: &'a [u8], opcode: Opcode) -> Result<RequestFrames<
                 &[high, low] => frames.impersonate_token.replace(u16::from_be_bytes([high, low])).is_some(),
                 _ => return Err(einval("the impersonation token id takes 2 bytes")),
             },
-            DCP_STREAM_ID => return Err(einval("only DCP requests carry a stream id")),
+            DCP_STREAM_ID if !opcode.is_dcp() => return Err(einval("only DCP requests carry a stream id")),
+            DCP_STREAM_ID => match data {
+                &[high, low] => frames.stream_id.replace(u16::from_be_bytes([high, low])).is_some(),
+                _ => return Err(einval("a DCP stream id takes 2 bytes")),
+            },
             _ => return Err(ParseError::new(Status::UnknownFrameInfo, "the request carries an unknown frame info")),
         };
         if twice {
@@ -177,6 +183,12 @@ pub fn push_durability(out: &mut Vec<u8>, level: Level, timeout_ms: Option<u16>)
 /// Appends the wish that an overwritten document keeps its expiry time, for clients.
 pub fn push_preserve_expiry(out: &mut Vec<u8>) {
     push_object(out, PRESERVE_EXPIRY, &[]);
+}
+
+/// The framing extras of a DCP message of one of several streams.
+pub const fn stream_id_frame(id: u16) -> [u8; 3] {
+    let [high, low] = id.to_be_bytes();
+    [(DCP_STREAM_ID as u8) << 4 | 2, high, low]
 }
 
 /// The framing extras of a response that tells its duration.

@@ -3,6 +3,7 @@
 
 use types::{Cas, Datatype, DocKey, KEY_LEN_MAX, KeyBuf, KeyError, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
+use crate::dcp::Message;
 use crate::frame::u16_at;
 use crate::frame_info::RequestFrames;
 use crate::hello::RequestedFeatures;
@@ -141,6 +142,7 @@ pub enum Command<'a> {
     ListBuckets,
     CreateBucket(CreateBucket<'a>),
     DeleteBucket(DeleteBucket<'a>),
+    Dcp(Message<'a>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod dcp;
 pub mod error_map;
 pub mod frame;
 pub mod frame_info;

@@ -175,6 +175,26 @@ opcodes! {
         0x3e GetVbucket    "GET_VBUCKET"         {}          [0]     No   No   Any  RAW;
         0x3f DelVbucket    "DEL_VBUCKET"         {}          [0]     No   May  Any  RAW;
         0x48 GetAllVbSeqnos "GET_ALL_VB_SEQNOS"  {R}         [0 4 8] No   No   Any  RAW;
+        0x50 DcpOpen       "DCP_OPEN"            {}          [8]     Must May  Any  JSON;
+        0x51 DcpAddStream  "DCP_ADD_STREAM"      {}          [4]     No   No   Any  RAW;
+        0x52 DcpCloseStream "DCP_CLOSE_STREAM"   {}          [0]     No   No   Any  RAW;
+        0x53 DcpStreamReq  "DCP_STREAM_REQ"      {}          [48]    No   May  Any  JSON;
+        0x54 DcpGetFailoverLog "DCP_GET_FAILOVER_LOG" {}     [0]     No   No   Any  RAW;
+        0x55 DcpStreamEnd  "DCP_STREAM_END"      {}          [4]     No   No   Any  RAW;
+        0x56 DcpSnapshotMarker "DCP_SNAPSHOT_MARKER" {}      [1 20]  No   May  Any  RAW;
+        0x57 DcpMutation   "DCP_MUTATION"        {C}         [31]    Must May  Any  META;
+        0x58 DcpDeletion   "DCP_DELETION"        {C}         [18 21] Must May  Any  META;
+        0x59 DcpExpiration "DCP_EXPIRATION"      {C}         [20]    Must May  Any  META;
+        0x5b DcpSetVbucketState "DCP_SET_VBUCKET_STATE" {}   [1]     No   May  Any  JSON;
+        0x5c DcpNoop       "DCP_NOOP"            {}          [0]     No   No   Any  RAW;
+        0x5d DcpBufferAck  "DCP_BUFFER_ACK"      {}          [4]     No   No   Any  RAW;
+        0x5e DcpControl    "DCP_CONTROL"         {}          [0]     Must Must Any  RAW;
+        0x5f DcpSystemEvent "DCP_SYSTEM_EVENT"   {}          [13]    May  Must Any  RAW;
+        0x60 DcpPrepare    "DCP_PREPARE"         {C}         [31]    Must May  Set  META;
+        0x61 DcpSeqnoAck   "DCP_SEQNO_ACK"       {}          [8]     No   No   Any  RAW;
+        0x62 DcpCommit     "DCP_COMMIT"          {C}         [16]    Must No   Any  RAW;
+        0x63 DcpAbort      "DCP_ABORT"           {C}         [16]    Must No   Any  RAW;
+        0x64 DcpSeqnoAdvanced "DCP_SEQNO_ADVANCED" {}        [8]     No   No   Any  RAW;
         0x80 StopPersistence "STOP_PERSISTENCE"  {}          [0]     No   No   Any  RAW;
         0x81 StartPersistence "START_PERSISTENCE" {}         [0]     No   No   Any  RAW;
         0x82 SetParam      "SET_PARAM"           {}          [4]     Must Must Any  RAW;
@@ -263,27 +283,7 @@ opcodes! {
         0x49 "GETEX";
         0x4a "GETEX_REPLICA";
         0x4b "MUTATE_WITH_META";
-        0x50 "DCP_OPEN";
-        0x51 "DCP_ADD_STREAM";
-        0x52 "DCP_CLOSE_STREAM";
-        0x53 "DCP_STREAM_REQ";
-        0x54 "DCP_GET_FAILOVER_LOG";
-        0x55 "DCP_STREAM_END";
-        0x56 "DCP_SNAPSHOT_MARKER";
-        0x57 "DCP_MUTATION";
-        0x58 "DCP_DELETION";
-        0x59 "DCP_EXPIRATION";
         0x5a "DCP_FLUSH";
-        0x5b "DCP_SET_VBUCKET_STATE";
-        0x5c "DCP_NOOP";
-        0x5d "DCP_BUFFER_ACK";
-        0x5e "DCP_CONTROL";
-        0x5f "DCP_SYSTEM_EVENT";
-        0x60 "DCP_PREPARE";
-        0x61 "DCP_SEQNO_ACK";
-        0x62 "DCP_COMMIT";
-        0x63 "DCP_ABORT";
-        0x64 "DCP_SEQNO_ADVANCED";
         0x65 "DCP_OSO_SNAPSHOT";
         0x66 "DCP_CACHE_TRANSFER";
         0x67 "DCP_CACHE_TRANSFER_END";
@@ -376,6 +376,11 @@ impl Opcode {
         self.info().quiet()
     }
 
+    /// Part of the replication protocol, which has connections of its own.
+    pub const fn is_dcp(self) -> bool {
+        matches!(self as u8, 0x50..=0x6f)
+    }
+
     /// The opcode whose behaviour this one has: itself, or what it is the quiet form of.
     pub fn loud(self) -> Opcode {
         self.info().quiet_of.unwrap_or(self)
@@ -427,7 +432,7 @@ mod tests {
             assert_eq!(Opcode::from_wire(opcode as u8), Ok(opcode));
             assert_eq!(name(opcode as u8), opcode.name());
         }
-        assert_eq!(Opcode::from_wire(0x50), Err(Status::NotSupported));
+        assert_eq!(Opcode::from_wire(0x5a), Err(Status::NotSupported));
         assert_eq!(Opcode::from_wire(0xff), Err(Status::UnknownCommand));
         assert_eq!(Opcode::from_wire(0x88), Err(Status::UnknownCommand));
     }

@@ -203,6 +203,26 @@ impl<'a> Fields<'_, 'a> {
             Opcode::ListBuckets => Command::ListBuckets,
             Opcode::CreateBucket => Command::CreateBucket(CreateBucket { name, config: value }),
             Opcode::DeleteBucket => Command::DeleteBucket(DeleteBucket { name, arguments: value }),
+            Opcode::DcpOpen
+            | Opcode::DcpAddStream
+            | Opcode::DcpCloseStream
+            | Opcode::DcpStreamReq
+            | Opcode::DcpGetFailoverLog
+            | Opcode::DcpStreamEnd
+            | Opcode::DcpSnapshotMarker
+            | Opcode::DcpMutation
+            | Opcode::DcpDeletion
+            | Opcode::DcpExpiration
+            | Opcode::DcpSetVbucketState
+            | Opcode::DcpNoop
+            | Opcode::DcpBufferAck
+            | Opcode::DcpControl
+            | Opcode::DcpSystemEvent
+            | Opcode::DcpPrepare
+            | Opcode::DcpSeqnoAck
+            | Opcode::DcpCommit
+            | Opcode::DcpAbort
+            | Opcode::DcpSeqnoAdvanced => Command::Dcp(crate::dcp::decode(opcode, self.frame, || self.key())?),
             Opcode::GetQ
             | Opcode::GetKQ
             | Opcode::SetQ
@@ -381,6 +401,6 @@ impl<'a> Fields<'_, 'a> {
     }
 }
 
-fn vb_state(code: u8) -> Option<VbState> {
+pub(crate) fn vb_state(code: u8) -> Option<VbState> {
     [VbState::Active, VbState::Replica, VbState::Pending, VbState::Dead].into_iter().find(|s| *s as u8 == code)
 }

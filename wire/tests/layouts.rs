@@ -36,6 +36,9 @@ impl Parts {
             (Opcode::GetErrorMap, _) => &[0, 2],
             (Opcode::Observe, _) if collections => b"\0\0\0\x02\0k",
             (Opcode::Observe, _) => b"\0\0\0\x01k",
+            (Opcode::DcpSnapshotMarker, _) if extras_len == 1 => &[0; 36],
+            (Opcode::DcpSnapshotMarker, _) => b"",
+            (Opcode::DcpSystemEvent, _) => &[0; 16],
             _ => b"values",
         };
         Parts {
@@ -80,7 +83,8 @@ impl Parts {
 fn legal_extras(opcode: Opcode, len: usize) -> Vec<u8> {
     let mut extras = vec![0; len];
     match opcode.loud() {
-        Opcode::SetVbucket => extras[0] = 1,
+        Opcode::SetVbucket | Opcode::DcpSetVbucketState => extras[0] = 1,
+        Opcode::DcpPrepare => extras[30] = 1,
         Opcode::SetParam => extras[3] = 3,
         Opcode::SetWithMeta | Opcode::AddWithMeta | Opcode::DelWithMeta => extras[23] = 1,
         _ => {}
@@ -127,7 +131,7 @@ fn the_columns_of_the_table_are_as_documented() {
     assert_eq!(column(|i| i.quiet()), quiet);
     let mut keyed = [&durable[..8], &[0, 0x0c, 0x1c, 0x1d], &quiet].concat();
     keyed.retain(|code| ![0x17, 0x18].contains(code));
-    keyed.extend([0x83, 0x93, 0x94, 0x95, 0xa0, 0xa2, 0xa4, 0xa8, 0xb8]);
+    keyed.extend([0x57, 0x58, 0x59, 0x60, 0x62, 0x63, 0x83, 0x93, 0x94, 0x95, 0xa0, 0xa2, 0xa4, 0xa8, 0xb8]);
     keyed.extend(subdoc);
     keyed.sort_unstable();
     assert_eq!(column(|i| i.collection_key()), keyed);
@@ -143,7 +147,16 @@ fn the_columns_of_the_table_are_as_documented() {
             0xc5 | 0xc6 | 0xd2 => &[3, 4],
             0xc7..=0xcf | 0xd3 => &[3, 4, 7, 8, 11, 12],
             0xd1 => &[0, 1, 4, 5, 8, 9],
-            0x3d => &[1],
+            0x3d | 0x5b => &[1],
+            0x50 | 0x61 | 0x64 => &[8],
+            0x51 | 0x55 | 0x5d => &[4],
+            0x53 => &[48],
+            0x56 => &[1, 20],
+            0x57 | 0x60 => &[31],
+            0x58 => &[18, 21],
+            0x59 => &[20],
+            0x5f => &[13],
+            0x62 | 0x63 => &[16],
             0x48 => &[0, 4, 8],
             0xb3 => &[24],
             0xb5 => &[0, 16],
@@ -200,7 +213,7 @@ fn every_opcode_refuses_a_cas_against_its_rule() {
         }
     });
     let ruled = |rule| Opcode::ALL.iter().filter(move |o| o.info().cas == rule).copied().collect::<Vec<_>>();
-    assert_eq!(ruled(CasRule::Set), [Opcode::Unlock]);
+    assert_eq!(ruled(CasRule::Set), [Opcode::DcpPrepare, Opcode::Unlock]);
     for opcode in [Opcode::Add, Opcode::AddQ, Opcode::Increment, Opcode::DecrementQ, Opcode::Get] {
         assert!(ruled(CasRule::Zero).contains(&opcode));
     }
@@ -267,6 +280,14 @@ fn numbers_and_lists_inside_a_frame_are_checked() {
     refuse(Opcode::GetCollectionId, |p| p.key = b"a.b".to_vec());
     refuse(Opcode::SetVbucket, |p| p.extras[0] = 0);
     refuse(Opcode::SetVbucket, |p| p.extras[0] = 5);
+    refuse(Opcode::DcpOpen, |p| p.key = vec![b'n'; 201]);
+    refuse(Opcode::DcpStreamEnd, |p| p.extras[3] = 9);
+    refuse(Opcode::DcpSnapshotMarker, |p| p.value = b"v".to_vec());
+    refuse(Opcode::DcpSetVbucketState, |p| p.extras[0] = 5);
+    refuse(Opcode::DcpSystemEvent, |p| p.extras[11] = 5);
+    refuse(Opcode::DcpSystemEvent, |p| p.extras[12] = 1);
+    refuse(Opcode::DcpSystemEvent, |p| p.value.push(0));
+    refuse(Opcode::DcpPrepare, |p| p.extras[30] = 4);
     refuse(Opcode::SetParam, |p| p.extras[3] = 7);
     refuse(Opcode::GetAllVbSeqnos, |p| p.extras[3] = 5);
     refuse(Opcode::GetAllVbSeqnos, |p| p.extras[0] = 1);

@@ -21,6 +21,7 @@ use crate::report::{Column, Ratio, Row, us, whole};
 use crate::servers::{Peer, Server};
 use crate::slots::{Baseline, Slots};
 use crate::tally::tenths;
+use crate::workload::Dice;
 
 #[derive(Args, Debug)]
 pub struct Connections {
@@ -76,7 +77,14 @@ impl Connections {
                     })?;
                 }
             }
-            // Nobody waits for a slot and nobody logs in: what memcached does, done here.
+            // Nobody waits for a slot. A login and a GET, in a round trip each; then with the bucket selected, all in one
+            // round trip, as clients do that know what will be answered; then what memcached does, without a login.
+            self.on_settee(bench, round, "login", &settee, &[], time, |server| {
+                vec![auth_step(server), get_step(1, false)]
+            })?;
+            self.on_settee(bench, round, "login-at-once", &settee, &[], time, |server| {
+                vec![auth_step(server).and(select_step()).and(get_step(1, false))]
+            })?;
             let settings = ["kv.open_bucket=default".to_owned()];
             self.on_settee(bench, round, "open-bucket", &settee, &settings, time, |_| one.to_vec())?;
             self.on_memcached(bench, round, &one, time)?;
@@ -95,22 +103,24 @@ impl Connections {
                 bench.rows.push(self.row(name, &outcome));
             }
             for slots in TABLE_SIZES {
-                let name = format!("table-{slots}");
-                if !self.only.wants(&name) {
-                    continue;
+                let turns = if self.common.quick { TABLE_TURNS / 10 } else { TABLE_TURNS };
+                for (name, measure) in [("table", table_row as fn(&str, u32, u32) -> Row), ("scan-table", scan_row)] {
+                    let name = format!("{name}-{slots}");
+                    if self.only.wants(&name) {
+                        bench.check_stop()?;
+                        bench.say(&format!("round {round}: {name}"));
+                        bench.rows.push(measure(&name, slots, turns));
+                    }
                 }
-                bench.check_stop()?;
-                bench.say(&format!("round {round}: {name}"));
-                bench.rows.push(table_row(
-                    &name,
-                    slots,
-                    if self.common.quick { TABLE_TURNS / 10 } else { TABLE_TURNS },
-                ));
             }
         }
-        let [small, _, large] = TABLE_SIZES.map(|slots| format!("table-{slots}"));
+        let [small, middle, large] = TABLE_SIZES.map(|slots| format!("table-{slots}"));
         let ratios = vec![
             Ratio::new("slot_ns", &large, &small),
+            Ratio::new("slot_ns", &format!("scan-{small}"), &small),
+            Ratio::new("slot_ns", &format!("scan-{middle}"), &middle),
+            Ratio::new("conns_per_s", "login", "memcached"),
+            Ratio::new("conns_per_s", "login-at-once", "memcached"),
             Ratio::new("conns_per_s", "open-bucket", "memcached"),
             Ratio::new("conns_per_s", "list-512", "scan-512"),
         ];
@@ -237,8 +247,27 @@ fn table_row(name: &str, slots: u32, turns: u32) -> Row {
         table.release(*slot);
         *slot = take();
     }
-    let slot_ns = began.elapsed().as_nanos() as f64 / f64::from(turns);
+    let elapsed = began.elapsed();
     assert_eq!(table.active(), slots, "as many as before");
+    slot_row(name, turns, elapsed)
+}
+
+/// The same on a table that looks for a free slot from the first on, while whoever leaves may have any of them.
+fn scan_row(name: &str, slots: u32, turns: u32) -> Row {
+    const TIME_MAX: Duration = Duration::from_secs(2);
+    let table = Slots::all_taken(slots as usize);
+    let mut dice = Dice(7);
+    let (mut done, began) = (0, Instant::now());
+    while done < turns && began.elapsed() < TIME_MAX {
+        table.release(dice.below(u64::from(slots)) as usize);
+        assert!(table.take().is_some(), "one is free");
+        done += 1;
+    }
+    slot_row(name, done, began.elapsed())
+}
+
+fn slot_row(name: &str, turns: u32, elapsed: Duration) -> Row {
+    let slot_ns = elapsed.as_nanos() as f64 / f64::from(turns.max(1));
     Row::from_iter([
         ("name".to_owned(), json!(name)),
         ("ops".to_owned(), json!(turns)),
@@ -310,7 +339,8 @@ mod tests {
 
     #[test]
     fn a_slot_has_its_price_however_many_are_taken() {
-        let row = table_row("table-100", 100, 1000);
-        assert!(row["slot_ns"].as_f64() > Some(0.0), "{row:?}");
+        for row in [table_row("table-100", 100, 1000), scan_row("scan-table-100", 100, 1000)] {
+            assert!(row["slot_ns"].as_f64() > Some(0.0) && row["ops"] == 1000, "{row:?}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 mod compaction_sync;
 mod connections;
 mod file_cache;
+mod idle;
 mod neighbours;
 mod peers;
 mod wakeups;
@@ -29,6 +30,8 @@ pub enum Experiment {
     Wakeups(wakeups::Wakeups),
     /// What a client notices of others that misbehave, and of nobody at all
     Neighbours(neighbours::Neighbours),
+    /// What a server with many buckets does while nobody asks for anything
+    Idle(idle::Idle),
     /// Durable writes: files closed each time, kept open, or behind a commit log
     FileCache(file_cache::FileCache),
     /// Durable writes beside four compactions: none, synced every 16 MiB, every 1 MiB, governed
@@ -127,6 +130,7 @@ impl Experiment {
             Experiment::Connections(e) => ("connections", &e.common),
             Experiment::Wakeups(e) => ("wakeups", &e.common),
             Experiment::Neighbours(e) => ("neighbours", &e.common),
+            Experiment::Idle(e) => ("idle", &e.common),
             Experiment::FileCache(e) => ("file-cache", &e.common),
             Experiment::CompactionSync(e) => ("compaction-sync", &e.common),
         };
@@ -141,6 +145,7 @@ impl Experiment {
             Experiment::Connections(e) => e.run(&mut bench)?,
             Experiment::Wakeups(e) => e.run(&mut bench)?,
             Experiment::Neighbours(e) => e.run(&mut bench)?,
+            Experiment::Idle(e) => e.run(&mut bench)?,
             Experiment::FileCache(e) => e.run(&mut bench)?,
             Experiment::CompactionSync(e) => e.run(&mut bench)?,
         };

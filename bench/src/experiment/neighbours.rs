@@ -49,6 +49,7 @@ const COLUMNS: &[Column] = &[
     Column("p99.9", "p999_us", us),
     Column("p99.99", "p9999_us", us),
     Column("max", "max_us", us),
+    Column("cpu/op", "cpu_us_per_op", us),
     Column("> 10 ms", "above_10ms", whole),
     Column("server MiB", "resident_mb", whole),
 ];
@@ -78,8 +79,9 @@ impl Neighbours {
         let requests = self.requests.unwrap_or(if self.common.quick { 20_000 } else { 1_000_000 });
         bench.say(&format!("{requests} requests, one after the other"));
         self.one_after_the_other(bench, requests)?;
-        // The median tells of the server, the rate of everything else on the machine as well.
-        let beside = |(name, _): &(&str, Crowd)| ["p50_us", "ops_per_s"].map(|field| Ratio::new(field, name, "alone"));
+        // Processor time and the median tell of the server, the rate of everything else on the machine as well.
+        let fields = ["cpu_us_per_op", "p50_us", "ops_per_s"];
+        let beside = |(name, _): &(&str, Crowd)| fields.map(|field| Ratio::new(field, name, "alone"));
         let ratios = CROWDS[1..].iter().flat_map(beside).collect();
         Ok(Story { columns: COLUMNS, ratios })
     }
@@ -90,6 +92,7 @@ impl Neighbours {
         for (name, crowd) in CROWDS {
             houses.push((name, self.settle(bench, crowd)?, Latencies::default(), Duration::ZERO));
         }
+        let before: Vec<_> = houses.iter().map(|(_, house, ..)| house.server.usage()).collect();
         while houses.iter().any(|(.., spent)| *spent < time) {
             bench.check_stop()?;
             for (_, house, latencies, spent) in &mut houses {
@@ -100,8 +103,12 @@ impl Neighbours {
                 *spent += began.elapsed();
             }
         }
-        for (name, house, latencies, spent) in houses {
+        for ((name, house, latencies, spent), before) in houses.into_iter().zip(before) {
             let mut row = row(name, &latencies, spent);
+            if let Some((after, before)) = house.server.usage().zip(before) {
+                let cpu = after.since(&before).cpu;
+                row.insert("cpu_us_per_op".into(), json!(tenths(cpu.as_secs_f64() * 1e6 / latencies.count() as f64)));
+            }
             row.insert("clients".into(), json!(house.crowd.len() + 1));
             if let Some(bytes) = house.server.resident_bytes() {
                 row.insert("resident_mb".into(), json!(tenths(bytes as f64 / f64::from(1 << 20))));

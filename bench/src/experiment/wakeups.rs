@@ -193,7 +193,8 @@ enum Kind {
 impl Kind {
     fn measure(self, company: Company, wakes: u32, patience: Duration, stop: &AtomicBool) -> Measured {
         let ran = Ran::here();
-        let pools = Pools::start(&env::os::env(), &PoolConfig { readers: 1, writers: 1, background: 1, cpu: 1 });
+        let pools =
+            Pools::start(&env::os::env(), &PoolConfig { readers: 1, writers: 1, background: 1, compaction: 1, cpu: 1 });
         let company = company.arrive(&pools);
         let measured = match self {
             Kind::Scheduler => {
@@ -217,7 +218,7 @@ impl Kind {
 
 /// How many wakes are answered in a second when many wait for many.
 fn round_trips(name: &str, producers: u32, time: Duration) -> Row {
-    let config = PoolConfig { readers: 1, writers: 1, background: 1, cpu: producers as usize };
+    let config = PoolConfig { readers: 1, writers: 1, background: 1, compaction: 1, cpu: producers as usize };
     let pools = Pools::start(&env::os::env(), &config);
     let began = Instant::now();
     let count: u64 = thread::scope(|scope| {

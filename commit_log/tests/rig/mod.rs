@@ -14,7 +14,7 @@ use types::{BucketUuid, Cas, Datatype, Item, KeyBuf, Kind, Meta, RevSeqno, Seqno
 pub const DIR: &str = "/data/log";
 
 pub fn small() -> Options {
-    Options { segment_bytes: 16 << 10, log_bytes_max: 5 * (16 << 10) }
+    Options { segment_bytes: 16 << 10, log_bytes_max: 5 * (16 << 10), ..Options::default() }
 }
 
 pub fn key(bucket: u128, vb: u16) -> Key {

@@ -94,6 +94,14 @@ pub(crate) struct Change<'v> {
     pub given: Option<(Option<Cas>, RevSeqno)>,
 }
 
+/// The sync write an attempt has prepared.
+#[derive(Clone, Copy)]
+pub(crate) struct Prepared {
+    pub level: Level,
+    /// When the timer is to look at the vBucket, if that is news.
+    pub arm: Option<Duration>,
+}
+
 /// See the module.
 pub(crate) struct Run<'a> {
     pub vb: &'a VBucket,
@@ -112,8 +120,7 @@ pub(crate) struct Run<'a> {
     pub brought_back: bool,
     /// Bytes appended to the changelog.
     pub appended_bytes: i64,
-    /// The level of the prepare, if one was made.
-    pub prepared: Option<Level>,
+    pub prepared: Option<Prepared>,
     pub expired: u64,
     /// Nothing may be appended any more, not even what looking would.
     pub frozen: bool,
@@ -305,7 +312,7 @@ impl Run<'_> {
             (requirement.level, self.now() + timeout, (self.waiter)())
         });
         let (vb, uuid, key) = (self.vb, self.vb.uuid(), self.slot.key);
-        let mut reply = None;
+        let (mut reply, mut arm) = (None, None);
         let item = self.append(given_cas, |cas, seqno| {
             let mutated = Mutated { cas, seqno, uuid };
             match client {
@@ -314,7 +321,10 @@ impl Run<'_> {
                     let client = Some(Client { waiter, answer, mutated });
                     let (key, deadline) = (key.as_bytes().into(), Some(deadline));
                     let write = SyncWrite { seqno, level, key, deadline, client };
-                    vb.waiting.lock().get_or_insert_default().push(write);
+                    let mut waiting = vb.waiting.lock();
+                    let tracker = waiting.get_or_insert_default();
+                    tracker.push(write);
+                    arm = tracker.arm();
                 }
                 None => reply = Some(answer.reply(mutated)),
             }
@@ -333,7 +343,7 @@ impl Run<'_> {
                 Ok(Step::Reply(reply))
             }
             None => {
-                self.prepared = self.request.durability.map(|requirement| requirement.level);
+                self.prepared = self.request.durability.map(|requirement| Prepared { level: requirement.level, arm });
                 // A lock that let this write pass has served.
                 self.slot.set_lock(None);
                 self.slot.put_prepare(item);

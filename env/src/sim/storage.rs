@@ -438,6 +438,10 @@ impl Storage for SimStorage {
     fn exists(&self, path: &Path) -> io::Result<bool> {
         self.begin(Op::Exists, &[path], |machine, _| Ok(machine.find(path).is_some()))
     }
+
+    fn free_bytes(&self, _: &Path) -> io::Result<Option<u64>> {
+        Ok(Some(self.machine.lock().free_bytes()))
+    }
 }
 
 /// An open file of one boot.

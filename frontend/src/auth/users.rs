@@ -342,6 +342,28 @@ mod tests {
     }
 
     #[test]
+    fn a_password_that_was_remembered_is_worth_nothing_after_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("users.json");
+        let users = Users::load(&env(), &path).unwrap().with_iterations(0);
+        let passes = |name: &str, password: &str| users.verify_plain(name, password.as_bytes()).is_some();
+        for name in ["changed", "removed", "changed on disk"] {
+            users.set(name, "old", Role::Data).unwrap();
+            assert!(passes(name, "old") && passes(name, "old"));
+        }
+        users.set("changed", "new", Role::Data).unwrap();
+        users.save().unwrap();
+        users.remove("removed");
+        assert!(!passes("changed", "old") && passes("changed", "new") && !passes("removed", "old"));
+
+        let other = Users::load(&env(), &path).unwrap().with_iterations(0);
+        other.set("changed on disk", "new", Role::Data).unwrap();
+        other.save().unwrap();
+        users.reload().unwrap();
+        assert!(!passes("changed on disk", "old") && passes("changed on disk", "new"));
+    }
+
+    #[test]
     fn an_unknown_user_has_the_same_salt_each_time_and_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("users.json");

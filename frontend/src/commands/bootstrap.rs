@@ -38,6 +38,7 @@ const SUPPORTED: FeatureSet = FeatureSet::of(&[
     Feature::DedupeNotMyVbucketClustermap,
     Feature::SubdocAllowsAccessOnMultipleXattrKeys,
     Feature::SubdocBinaryXattr,
+    Feature::DcpSkipDeletesInInitialBackfill,
 ]);
 
 /// Longest agent name kept, in bytes.

@@ -7,6 +7,7 @@
 mod bootstrap;
 mod bucket;
 mod collections;
+mod dcp;
 mod document;
 mod observe;
 mod stat;
@@ -57,8 +58,7 @@ impl<'c> Context<'c> {
     pub fn run(&mut self, frame: &Frame<'_>) {
         self.take(&frame.header);
         if !frame.header.magic.is_request() {
-            // An answer to something we asked; nobody waits for it.
-            return;
+            return self.note_answer(&frame.header);
         }
         if !self.may_send() {
             return self.fail(Status::Eaccess, "authenticate first");
@@ -77,6 +77,13 @@ impl<'c> Context<'c> {
         }
         if let Err((status, context)) = self.dispatch(&request) {
             self.fail(status, &context);
+        }
+    }
+
+    /// The answer to something we asked: only of what a stream was sent is it of interest.
+    fn note_answer(&mut self, header: &Header) {
+        if let (Some(producer), Some(opcode)) = (&mut self.session.producer, self.call.opcode) {
+            producer.answered(opcode, Status::from_wire(header.vbucket_or_status), header.opaque);
         }
     }
 
@@ -105,6 +112,9 @@ impl<'c> Context<'c> {
         let opcode = Opcode::from_wire(header.opcode).ok();
         self.call = Call { code: header.opcode, opcode, opaque: header.opaque, ..self.call };
         self.session.info.note_request(self.call.received);
+        if let Some(producer) = &mut self.session.producer {
+            producer.heard(self.call.received);
+        }
     }
 
     /// Whether the selected bucket, if any, still exists. Looked at only when something in the cluster has changed.
@@ -126,6 +136,9 @@ impl<'c> Context<'c> {
     fn dispatch(&mut self, request: &Request<'_>) -> Result<(), Refusal> {
         if needs_admin(request.opcode) && self.session.identity.as_ref().is_none_or(|i| i.role != Role::Admin) {
             return Err((Status::Eaccess, format!("{} needs an administrator", request.opcode.name())));
+        }
+        if self.session.producer.is_some() && matches!(request.command, Command::Hello(_) | Command::SelectBucket(_)) {
+            return not_supported("changing what a DCP connection is about");
         }
         match request.command {
             Command::Hello(hello) => self.hello(&hello),
@@ -164,6 +177,7 @@ impl<'c> Context<'c> {
             Command::SubdocSingle(single) => self.subdoc_single(request, &single),
             Command::SubdocLookup(lookup) => self.subdoc_lookup(request, &lookup),
             Command::SubdocMutation(mutation) => self.subdoc_mutation(request, &mutation),
+            Command::Dcp(message) => self.dcp(request, &message),
             Command::Get(_)
             | Command::GetReplica(_)
             | Command::GetAndTouch(_)

@@ -56,16 +56,6 @@ impl Context<'_> {
         self.value(Default::default(), &value)
     }
 
-    pub(super) fn get_failover_log(&mut self, vb: VbId) -> Result<(), Refusal> {
-        let entries = self.bucket()?.bucket.failover_log(vb).map_err(|e| errors::of_op(&e))?;
-        let mut value = Vec::with_capacity(entries.len() * 16);
-        for entry in entries {
-            value.extend_from_slice(&entry.uuid.0.to_be_bytes());
-            value.extend_from_slice(&entry.seqno.0.to_be_bytes());
-        }
-        self.value(Default::default(), &value)
-    }
-
     pub(super) fn seqno_persistence(&mut self, vb: VbId, seqno: Seqno) -> Result<(), Refusal> {
         let bucket = self.bucket()?.bucket.clone();
         let ticket = self.ticket();

@@ -8,6 +8,7 @@ use wire::kv::Stat;
 
 use super::{Context, Refusal};
 use crate::Shared;
+use crate::connection::Selected;
 use crate::counts;
 
 type Lines = Vec<(String, String)>;
@@ -23,6 +24,7 @@ impl Context<'_> {
                 Lines::new()
             }
             "connections" => connections(self.shared),
+            "dcp" => streams(self.shared, self.bucket()?),
             _ => self.group(group)?,
         };
         for (name, value) in &lines {
@@ -109,5 +111,38 @@ fn connections(shared: &Shared) -> Lines {
         });
         lines.push((format!("{}.{}", info.slot.index, info.slot.generation), line.to_string()));
     });
+    lines
+}
+
+/// Each producer of the bucket and each of its streams: how far it is, and how far it could be.
+fn streams(shared: &Shared, selected: &Selected) -> Lines {
+    let mut lines = Lines::new();
+    let producers = shared.streams.of_bucket(&selected.shape.name);
+    for producer in producers {
+        let mut put = |name: &str, value: String| lines.push((format!("{}:{name}", producer.name), value));
+        put("bytes_sent", producer.bytes_sent().to_string());
+        put("unacked_bytes", producer.unacked_bytes().to_string());
+        put("max_unacked_bytes", producer.room_bytes().to_string());
+        for stream in producer.streams() {
+            let mut put = |name: &str, value: String| put(&format!("stream_{}_{name}", stream.vb), value);
+            put("state", stream.state().name().to_owned());
+            put("start_seqno", stream.start.to_string());
+            put("end_seqno", stream.end.to_string());
+            put("last_sent_seqno", stream.sent().to_string());
+            put("items_sent", stream.items_sent().to_string());
+            put("items_remaining", stream.items_left(&selected.bucket).to_string());
+            put("backfills", stream.backfills().to_string());
+            put("backfill_remaining", stream.backfill_left().to_string());
+            put("acked_prepare_seqno", stream.acked().to_string());
+        }
+    }
+    let mut put = |name: &str, value: u64| lines.push((name.to_owned(), value.to_string()));
+    let totals = shared.streams.totals(&selected.bucket);
+    put("ep_dcp_producer_count", totals.producers);
+    put("ep_dcp_stream_count", totals.streams);
+    put("ep_dcp_items_remaining", totals.items_left);
+    put("ep_dcp_backfill_remaining", totals.backfill_left);
+    put("ep_dcp_unacked_bytes", totals.unacked_bytes);
+    put("ep_dcp_total_bytes", totals.bytes_sent);
     lines
 }

@@ -1,6 +1,6 @@
 //! What a worker does by the clock: it ends connections whose clients take their time.
 //!
-//! The poll is given the nearest of all deadlines, so an idle worker sleeps until then or for good. A deadline that has
+//! The alarm is set for the nearest of all deadlines, so an idle worker sleeps until then or for good. A deadline that has
 //! moved on meanwhile is looked at once for nothing; a busy connection costs one entry in a timeout, not one a request.
 
 use std::cmp::Reverse;
@@ -20,28 +20,40 @@ const STRANGER_CROWDED: Duration = Duration::from_secs(5);
 const RESERVE_ADMIN: Duration = Duration::from_secs(5);
 const RESERVE_OTHER: Duration = Duration::from_secs(1);
 
-/// The moment to end a connection.
+/// The moment to look at a connection.
 struct Deadline {
     at: Duration,
-    reason: &'static str,
-    /// At once: it does not read what would be said.
-    gone: bool,
+    what: Due,
+}
+
+#[derive(Clone, Copy)]
+enum Due {
+    /// It ends, for this reason.
+    End(&'static str),
+    /// The same at once: it does not read what would be said.
+    Drop(&'static str),
+    /// It has a turn.
+    Turn,
 }
 
 impl Worker {
-    /// How long the poll may wait.
-    pub(super) fn patience(&mut self) -> Option<Duration> {
-        if !self.ready.is_empty() {
-            return Some(Duration::ZERO);
-        }
+    /// Has the alarm go off for the nearest of all deadlines.
+    pub(super) fn set_alarm(&mut self) {
         self.skip_acquaintances();
         let first = |queue: &VecDeque<(Duration, Slot)>| queue.front().map(|(at, _)| *at);
         let login = first(&self.strangers).map(|since| since + self.bounds.login_timeout);
         let timer = self.timers.peek().map(|Reverse((at, _))| *at);
         let deadlines = [first(&self.lingering), login, timer, self.draining];
-        let next = deadlines.into_iter().flatten().min()?;
-        // Rounded up to what the poll can tell apart, so that it does not spin through the last millisecond.
-        Some(next.saturating_sub(self.shared.now()) + Duration::from_millis(1))
+        if let Some(next) = deadlines.into_iter().flatten().min() {
+            self.alarm.set(next);
+        }
+    }
+
+    /// From `since` on this connection has to log in.
+    pub(super) fn expect_login(&mut self, since: Duration, slot: Slot) {
+        self.skip_acquaintances();
+        self.strangers.push_back((since, slot));
+        self.alarm.set(since + self.bounds.login_timeout);
     }
 
     /// Takes those off the front of the strangers that are none any more.
@@ -63,15 +75,12 @@ impl Worker {
         if connection.timer.is_none_or(|timer| at < timer) {
             connection.timer = Some(at);
             self.timers.push(Reverse((at, slot)));
+            self.alarm.set(at);
         }
     }
 
     /// Ends what is due to end.
     pub(super) fn keep_deadlines(&mut self) {
-        let nothing = self.lingering.is_empty() && self.strangers.is_empty() && self.timers.is_empty();
-        if nothing && self.draining.is_none() {
-            return;
-        }
         let now = self.shared.now();
         self.end_late_logins(now);
         self.end_the_quiet(now);
@@ -82,6 +91,7 @@ impl Worker {
         if self.draining.is_some_and(|until| until <= now) {
             self.slots().into_iter().for_each(|slot| self.drop_slot(slot));
         }
+        self.set_alarm();
     }
 
     fn end_late_logins(&mut self, now: Duration) {
@@ -109,11 +119,17 @@ impl Worker {
                 self.set_timer(slot);
                 continue;
             };
-            note_end(connection, deadline.reason, "nothing happened for too long");
-            if deadline.gone {
-                self.drop_slot(slot);
-            } else {
-                self.close_all(vec![slot]);
+            let why = "nothing happened for too long";
+            match deadline.what {
+                Due::Turn => self.enqueue(slot),
+                Due::End(reason) => {
+                    note_end(connection, reason, why);
+                    self.close_all(vec![slot]);
+                }
+                Due::Drop(reason) => {
+                    note_end(connection, reason, why);
+                    self.drop_slot(slot);
+                }
             }
         }
     }
@@ -140,20 +156,23 @@ impl Worker {
     }
 }
 
-/// When a connection is to be ended if nothing happens meanwhile.
+/// When a connection is to be looked at if nothing happens meanwhile.
 fn deadline(connection: &Connection, bounds: &Bounds) -> Option<Deadline> {
     let session = &connection.session;
     if matches!(connection.phase, Phase::Lingering { .. }) {
         None
+    } else if let Some(producer) = &session.producer {
+        // It may take what it is sent at its own pace, as long as it answers when asked.
+        producer.deadline().map(|at| Deadline { at, what: Due::Turn })
     } else if connection.unsent {
-        Some(Deadline { at: connection.sent + bounds.stall_timeout, reason: "stalled", gone: true })
+        Some(Deadline { at: connection.sent + bounds.stall_timeout, what: Due::Drop("stalled") })
     } else if session.closing || !session.in_flight.is_empty() || connection.parked != Parked::No {
         None
     } else if connection.half {
-        Some(Deadline { at: connection.received + bounds.stall_timeout, reason: "stalled", gone: false })
+        Some(Deadline { at: connection.received + bounds.stall_timeout, what: Due::End("stalled") })
     } else {
         let active = connection.received.max(connection.sent);
-        bounds.idle_timeout.map(|idle| Deadline { at: active + idle, reason: "idle", gone: false })
+        bounds.idle_timeout.map(|idle| Deadline { at: active + idle, what: Due::End("idle") })
     }
 }
 

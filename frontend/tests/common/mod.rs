@@ -17,7 +17,7 @@ use frontend::cluster::Cluster;
 use frontend::{FrontEnd, Options, Parts};
 use limits::{Class, Ledger, Plan, Wish, Wishes};
 use persist::{BucketSpec, Store};
-use scheduler::{PoolConfig, Pools};
+use scheduler::{PoolConfig, PoolKind, Pools};
 use types::BucketUuid;
 use wire::client::RequestFrame;
 use wire::{Feature, Frame, FrameReader, Next, Opcode, Side, Status};
@@ -30,14 +30,27 @@ pub struct Server {
     pub engine: Arc<Engine>,
     pub ledger: Arc<Ledger>,
     pub addr: SocketAddr,
-    pub clock: Arc<JumpingClock>,
+    clock: Arc<JumpingClock>,
+    pools: Arc<Pools>,
     _dir: tempfile::TempDir,
 }
 
 /// The real clock, which a test may put ahead.
 pub struct JumpingClock {
     real: Arc<dyn env::Clock>,
-    pub ahead_s: AtomicU64,
+    ahead_s: AtomicU64,
+}
+
+/// Does nothing, at a moment long past: so the timer thread, which sleeps by the real clock, looks at the other one.
+struct Nudge;
+
+impl scheduler::Task for Nudge {
+    fn name(&self) -> &'static str {
+        "nudge"
+    }
+    fn run(&self, _: &scheduler::Context<'_>) -> scheduler::Next {
+        scheduler::Next::Done
+    }
 }
 
 impl env::Clock for JumpingClock {
@@ -116,15 +129,29 @@ impl Server {
         ledger.resize(Class::Connections, connections_max).unwrap();
         let parts = Parts {
             env,
-            pools,
+            pools: pools.clone(),
             engine: engine.clone(),
             users: Arc::new(users),
             ledger: ledger.clone(),
             cluster: Box::new(|addr| Arc::new(Cluster::new("cafe", None, addr.port(), 8091, 1))),
             stats: Arc::new(()),
+            streams: Arc::default(),
         };
         let front_end = frontend::serve(options, parts).unwrap();
-        Server { addr: front_end.local_addr(), front_end: Some(front_end), engine, ledger, clock, _dir: dir }
+        Server { addr: front_end.local_addr(), front_end: Some(front_end), engine, ledger, clock, pools, _dir: dir }
+    }
+
+    /// Puts the clock this far ahead of the real one.
+    pub fn put_ahead(&self, by: Duration) {
+        self.clock.ahead_s.store(by.as_secs(), Ordering::SeqCst);
+        self.pools.spawn(PoolKind::Cpu, Arc::new(Nudge)).wake_at(Duration::ZERO);
+    }
+
+    /// How often a worker was told to look at its deadlines.
+    pub fn deadline_looks(&self) -> u64 {
+        let tasks = self.pools.stats().tasks;
+        let of_workers = tasks.iter().filter(|task| task.name == "connection_deadlines");
+        of_workers.map(|task| task.run.snapshot().count()).sum()
     }
 
     pub fn connect(&self) -> Client {

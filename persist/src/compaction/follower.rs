@@ -1,12 +1,16 @@
 //! The new file, whole but behind: it follows what was written to the old one meanwhile, and then takes its place.
 //!
 //! ```text
-//!     flusher:    ──A──────B────C──D─▶ old file          held off ◀─┐
-//!     follower:     copy A │ A..B │ B..D │ claim the vBucket ───────┘ last few, rename, sync ─▶ swap, release
+//!     flusher:    ──A──────B────C──D─▶ old file      held off ◀─┐
+//!     follower:     copy A │ A..B │ B..D │ claim the vBucket ───┘ rename, swap, release │ sync the directory, remove the old
 //! ```
 //! Each round copies what the one before let happen. A flusher that writes faster than that would keep it running for ever,
 //! so from the third round on it may write half as many changes during a round as the round has to copy: the last few are
 //! few indeed, however fast clients are. What must wait is in the commit log.
+//!
+//! Whoever is held off waits for no disk: what came last is copied before the claim if that can be had, and the directory
+//! is synced after it. Until that sync the new file's name may be lost to power loss, so the old file stays, and a flush
+//! that comes first syncs the directory itself before it writes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -24,7 +28,8 @@ use crate::commit::{Tally, Written};
 use crate::error::StoreError;
 use crate::facts::VbFacts;
 use crate::queue::{Claim, Urgency};
-use crate::vb::{Committed, Vb};
+use crate::stats::COMPACTION_FINISHES;
+use crate::vb::{Committed, Vb, remove_if_there};
 
 /// What is left for the claimed vBucket: documents, and bytes of them.
 const LAST_DOCS_MAX: u64 = 256;
@@ -32,6 +37,9 @@ const LAST_BYTES_MAX: u64 = 256 << 10;
 /// One commit of the follower takes so many times what a step of the copy takes: each costs two syncs.
 const PIECE_FACTOR: u64 = 4;
 const GATE_FROM_ROUND: u32 = 3;
+/// So often the last few are copied while others write, in the hope that no more come. Then what came is copied while
+/// nobody else writes, which is two syncs.
+const CLOSE_ROUNDS_MAX: u32 = 6;
 /// From here on the flusher stands still during a round: no document is so large that this goes on.
 const SHUT_FROM_ROUND: u32 = 24;
 
@@ -41,11 +49,13 @@ pub(crate) struct Gate {
     room: AtomicI64,
     /// Of the monotonic clock, in ms: nobody compacts it before then without being asked.
     rests_until_ms: AtomicU64,
+    /// Of the monotonic clock, in ns: since when the vBucket is claimed. 0: it is not.
+    claimed_at_ns: AtomicU64,
 }
 
 impl Default for Gate {
     fn default() -> Gate {
-        Gate { room: AtomicI64::new(i64::MAX), rests_until_ms: AtomicU64::new(0) }
+        Gate { room: AtomicI64::new(i64::MAX), rests_until_ms: AtomicU64::new(0), claimed_at_ns: AtomicU64::new(0) }
     }
 }
 
@@ -62,6 +72,20 @@ impl Gate {
 
     fn set(&self, changes: i64) {
         self.room.store(changes, Ordering::Release);
+    }
+
+    /// From here on nobody else writes the file.
+    pub fn claimed(&self, now: Duration) {
+        let now_ns = (now.as_nanos() as u64).max(1);
+        let _ = self.claimed_at_ns.compare_exchange(0, now_ns, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// How long nobody else could write the file.
+    fn held_for(&self, now: Duration) -> Duration {
+        match self.claimed_at_ns.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since_ns => now.saturating_sub(Duration::from_nanos(since_ns)),
+        }
     }
 
     pub fn rest_until(&self, at: Duration) {
@@ -88,7 +112,9 @@ struct Claimed(Arc<Vb>);
 
 impl Drop for Claimed {
     fn drop(&mut self) {
-        self.0.home.shared.release(&self.0);
+        let vb = &self.0;
+        vb.gate.claimed_at_ns.store(0, Ordering::Relaxed);
+        vb.home.shared.release(vb);
     }
 }
 
@@ -103,9 +129,11 @@ pub(super) struct Follower {
     left_out: LeftOut,
     round: Option<Round>,
     rounds: u32,
-    was_close: bool,
+    close_rounds: u32,
     held_off: Option<HeldOff>,
     claimed: Option<Claimed>,
+    /// The longest time that the vBucket was claimed.
+    exclusive: Duration,
 }
 
 /// From `upto` to a later commit of the old file.
@@ -126,12 +154,52 @@ pub(super) enum End {
     Gone,
 }
 
-/// The new file has taken the place of the old one, which nobody needs any more.
+/// The new file has taken the place of the old one.
 pub(super) struct Swapped {
+    pub old: Superseded,
     pub before: Arc<Committed>,
     pub after: Committed,
     pub left_out: LeftOut,
     pub rounds: u32,
+}
+
+/// A file that another has taken the place of: needed until that one's name outlives power loss, and then by nobody.
+/// Dropped, it is settled.
+pub(super) struct Superseded {
+    vb: Arc<Vb>,
+    rev: u64,
+    is_settled: bool,
+}
+
+impl Superseded {
+    /// Removes the file's name, once nothing can bring it back. Readers that have it open keep it until they close it.
+    pub fn settle(&mut self) -> Result<(), StoreError> {
+        if std::mem::replace(&mut self.is_settled, true) {
+            return Ok(());
+        }
+        let vb = &self.vb;
+        if let Err(error) = vb.anchor() {
+            if let Some(attached) = vb.attached() {
+                crate::flusher::poison(vb, &attached, &error);
+            }
+            return Err(error);
+        }
+        if vb.attached().is_some_and(|attached| attached.log.marks.poisoned().is_some()) {
+            // What the new one holds is in doubt: a start will look at both.
+            return Ok(());
+        }
+        if let Err(error) = remove_if_there(&*vb.home.shared.env.storage, &vb.path(self.rev)) {
+            tracing::warn!(bucket = vb.home.name, vb = vb.id.0, "a compacted file goes at the next start: {error}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Superseded {
+    fn drop(&mut self) {
+        // Whoever learns of an error has been told: the vBucket is poisoned.
+        let _ = self.settle();
+    }
 }
 
 impl Follower {
@@ -153,9 +221,10 @@ impl Follower {
             left_out,
             round: None,
             rounds: 0,
-            was_close: false,
+            close_rounds: 0,
             held_off: None,
             claimed: None,
+            exclusive: Duration::ZERO,
         }
     }
 
@@ -164,17 +233,16 @@ impl Follower {
         if self.round.is_none() {
             let (goal, file) = self.look()?;
             let is_close = self.is_close(&goal, &file)?;
-            if goal.header_at == self.upto.header_at || (is_close && self.was_close) {
+            if self.is_enough(&goal, is_close) {
                 return Ok(Piece { is_last: true, ..Piece::default() });
             }
-            // What is little is copied once more while others write, so that still less is left for the end.
-            self.was_close = is_close;
-            self.begin(goal, file)?;
+            self.close_rounds += u32::from(is_close);
+            self.begin(goal, file, is_close)?;
         }
         self.replay_some()
     }
 
-    /// If the vBucket can be had: copies the last few changes, and swaps the files.
+    /// If the vBucket can be had, and little was written since: swaps the files.
     pub fn end(&mut self) -> Result<End, StoreError> {
         let claim = self.vb.home.shared.flushes.claim(&self.vb);
         let vb = &self.vb;
@@ -182,21 +250,40 @@ impl Follower {
         match claim {
             Claim::Never => return Ok(End::Gone),
             Claim::Soon => return Ok(End::AwaitFlush),
-            Claim::Mine => {}
+            Claim::Mine => vb.gate.claimed(vb.now()),
         }
         let (goal, file) = self.look()?;
-        if !self.is_close(&goal, &file)? {
-            self.claimed = None;
+        let is_close = self.is_close(&goal, &file)?;
+        if !self.is_enough(&goal, is_close) {
+            self.release();
             return Ok(End::Behind);
         }
-        self.begin(goal, file)?;
+        self.begin(goal, file, is_close)?;
         while self.round.is_some() {
             self.replay_some()?;
         }
         let swapped = self.swap()?;
-        self.claimed = None;
+        self.release();
         self.held_off = None;
         Ok(End::Swapped(Box::new(swapped)))
+    }
+
+    /// Whether what was written since `upto` may be left for the claimed vBucket.
+    fn is_enough(&self, goal: &Committed, is_close: bool) -> bool {
+        goal.header_at == self.upto.header_at || (is_close && self.close_rounds >= CLOSE_ROUNDS_MAX)
+    }
+
+    fn release(&mut self) {
+        if let Some(claimed) = self.claimed.take() {
+            let held = self.vb.gate.held_for(self.vb.now());
+            drop(claimed);
+            COMPACTION_FINISHES.record(held);
+            self.exclusive = self.exclusive.max(held);
+        }
+    }
+
+    pub fn exclusive(&self) -> Duration {
+        self.exclusive
     }
 
     fn look(&self) -> Result<(Arc<Committed>, Snapshot), StoreError> {
@@ -218,7 +305,7 @@ impl Follower {
         Ok(flow.is_continue())
     }
 
-    fn begin(&mut self, goal: Arc<Committed>, file: Snapshot) -> Result<(), StoreError> {
+    fn begin(&mut self, goal: Arc<Committed>, file: Snapshot, is_close: bool) -> Result<(), StoreError> {
         if goal.rev != self.upto.rev || goal.high < self.upto.high {
             return Err(self.refused("the file that is compacted went back, or is another one"));
         }
@@ -228,7 +315,13 @@ impl Follower {
         self.rounds += 1;
         if self.rounds >= GATE_FROM_ROUND && self.claimed.is_none() {
             let docs = file.count_since(self.upto.high.0 + 1).map_err(StoreError::file(self.vb.id))?;
-            self.vb.gate.set(if self.rounds < SHUT_FROM_ROUND { docs as i64 / 2 } else { 0 });
+            let room = match (self.rounds < SHUT_FROM_ROUND, is_close) {
+                (true, false) => docs / 2,
+                // Few already: whoever is held off for the sake of fewer waits for the syncs of a round.
+                (true, true) => docs.max(1),
+                (false, _) => 0,
+            };
+            self.vb.gate.set(room as i64);
             let vb = &self.vb;
             self.held_off.get_or_insert_with(|| HeldOff(Arc::clone(vb)));
             // Whoever was held off in the last round has its share of this one.
@@ -296,24 +389,20 @@ impl Follower {
         Ok(facts)
     }
 
-    /// From here on the new file is the vBucket's, for readers, for the flusher, and for whoever starts after a crash.
+    /// From here on the new file is the vBucket's, for readers and for the flusher. Whoever starts after a crash may still
+    /// find the old one, which holds the same as long as the new one is not written.
     fn swap(&mut self) -> Result<Swapped, StoreError> {
         let vb = &self.vb;
         let shared = &vb.home.shared;
         let after = self.committed(vb.next_rev())?;
         self.target.rename(&vb.path(after.rev))?;
-        if let Err(source) = shared.env.storage.sync_dir(&vb.home.dir) {
-            // A start may find either of them. They hold the same, as long as none is written to.
-            let error = StoreError::SyncFailed { vb: vb.id, path: vb.home.dir.clone(), source: source.into() };
-            if let Some(attached) = vb.attached() {
-                crate::flusher::poison(vb, &attached, &error);
-            }
-            return Err(error);
-        }
+        vb.unanchor();
         shared.files.retire(&vb.place, after.rev);
         shared.files.keep(&vb.place, after.rev, Arc::clone(&self.target.file));
         vb.replace_file(after.clone());
-        Ok(Swapped { before: Arc::clone(&self.upto), after, left_out: self.left_out, rounds: self.rounds })
+        let before = Arc::clone(&self.upto);
+        let old = Superseded { vb: Arc::clone(vb), rev: before.rev, is_settled: false };
+        Ok(Swapped { old, before, after, left_out: self.left_out, rounds: self.rounds })
     }
 
     /// What the new file is, checked against the old one as far as numbers can tell.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use governor::Governor;
 use scheduler::Next;
 use types::Seqno;
 
@@ -12,8 +13,8 @@ use super::follower::{End, Follower, Swapped};
 use super::progress::{Phase, Progress};
 use super::rules::Purge;
 use crate::error::StoreError;
-use crate::stats::{COMPACTION_FINISHES, COMPACTION_WRITTEN_BYTES};
-use crate::vb::{Vb, remove_if_there};
+use crate::stats::COMPACTION_WRITTEN_BYTES;
+use crate::vb::Vb;
 
 /// A step writes no less, however slow it has to be.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
@@ -29,7 +30,7 @@ pub struct CompactionReport {
     pub purge: Seqno,
     /// Times it had to follow what was written meanwhile.
     pub rounds: u32,
-    /// How long the vBucket's file could not be written by anybody else.
+    /// How long the vBucket's file could not be written by anybody else, at a time.
     pub exclusive: Duration,
     pub took: Duration,
 }
@@ -50,6 +51,7 @@ enum Stage {
     Indexing(Box<Copying>),
     Following(Box<Follower>),
     Ending(Box<Follower>),
+    Settling(Box<Swapped>, Duration),
     /// Failed or done.
     Over,
 }
@@ -71,13 +73,14 @@ impl Job {
 
     /// Takes the next step, if it may be taken now.
     pub fn run(&mut self) -> Turn {
-        if self.is_cancelled() {
+        let is_swapped = matches!(self.stage, Stage::Settling(..));
+        if !is_swapped && self.is_cancelled() {
             return Turn::Ended(Err(StoreError::Cancelled));
         }
-        let governor = Arc::clone(&self.vb().home.shared.governor);
         // Whoever is about to swap holds a flusher up, so it does not wait.
-        if !matches!(self.stage, Stage::Ending(_))
-            && let Some(pause) = governor.pause()
+        if !is_swapped
+            && !matches!(self.stage, Stage::Ending(_))
+            && let Some(pause) = self.governor().and_then(Governor::pause)
         {
             return Turn::Wait(Next::After(pause));
         }
@@ -86,6 +89,12 @@ impl Job {
             Ok(wait) => wait,
             Err(error) => Turn::Ended(Err(error)),
         }
+    }
+
+    /// Who says how fast it may go, if anybody does.
+    fn governor(&self) -> Option<&Governor> {
+        let shared = &self.vb().home.shared;
+        shared.compactor.settings().is_paced.then_some(&*shared.governor)
     }
 
     fn is_cancelled(&self) -> bool {
@@ -140,18 +149,19 @@ impl Job {
                 again
             }
             Stage::Ending(follower) => self.end(follower),
+            Stage::Settling(mut swapped, exclusive) => {
+                swapped.old.settle()?;
+                Ok(Turn::Ended(Ok(self.report(&swapped, exclusive))))
+            }
             Stage::Over => Ok(Turn::Ended(Err(StoreError::Cancelled))),
         }
     }
 
     fn end(&mut self, mut follower: Box<Follower>) -> Result<Turn, StoreError> {
-        let clock = Arc::clone(&self.vb().home.shared.env.clock);
-        let began = clock.monotonic();
         match follower.end()? {
             End::Swapped(swapped) => {
-                let exclusive = clock.monotonic().saturating_sub(began);
-                COMPACTION_FINISHES.record(exclusive);
-                Ok(Turn::Ended(Ok(self.report(&swapped, exclusive)?)))
+                self.stage = Stage::Settling(swapped, follower.exclusive());
+                Ok(Turn::Wait(Next::Again))
             }
             End::AwaitFlush => {
                 self.stage = Stage::Ending(follower);
@@ -165,15 +175,9 @@ impl Job {
         }
     }
 
-    /// Removes the old file, too. Readers that have it open keep it until they close it.
-    fn report(&self, swapped: &Swapped, exclusive: Duration) -> Result<CompactionReport, StoreError> {
-        let vb = self.vb();
-        let shared = &vb.home.shared;
-        let Swapped { before, after, left_out, rounds } = swapped;
-        if let Err(error) = remove_if_there(&*shared.env.storage, &vb.path(before.rev)) {
-            tracing::warn!(bucket = vb.home.name, vb = vb.id.0, "a compacted file goes at the next start: {error}");
-        }
-        Ok(CompactionReport {
+    fn report(&self, swapped: &Swapped, exclusive: Duration) -> CompactionReport {
+        let Swapped { before, after, left_out, rounds, .. } = swapped;
+        CompactionReport {
             bytes_before: before.file_bytes,
             bytes_after: after.file_bytes,
             tombstones_purged: left_out.tombstones,
@@ -181,8 +185,8 @@ impl Job {
             purge: after.purge,
             rounds: *rounds,
             exclusive,
-            took: shared.env.clock.monotonic().saturating_sub(self.progress.began),
-        })
+            took: self.vb().now().saturating_sub(self.progress.began),
+        }
     }
 
     fn enter(&mut self, phase: Phase, stage: Stage) {
@@ -193,13 +197,15 @@ impl Job {
     fn piece_bytes(&self) -> u64 {
         let shared = &self.vb().home.shared;
         let most = shared.compactor.settings().piece_bytes_max;
-        shared.governor.piece_bytes(PIECE_BYTES_MIN.min(most), most)
+        self.governor().map_or(most, |governor| governor.piece_bytes(PIECE_BYTES_MIN.min(most), most))
     }
 
     fn account(&self, piece: Piece) {
         let vb = self.vb();
         let shared = &vb.home.shared;
-        shared.governor.spent(piece.written.max(piece.done));
+        if let Some(governor) = self.governor() {
+            governor.spent(piece.written.max(piece.done));
+        }
         self.progress.advance(shared.env.clock.monotonic(), piece.done, piece.written);
         COMPACTION_WRITTEN_BYTES.add(piece.written);
         if !piece.expired.is_empty()

@@ -82,6 +82,8 @@ pub struct CompactionOptions {
     pub sync_every: u64,
     /// A step copies no more bytes than this.
     pub piece_bytes_max: u64,
+    /// Whether compactions, too, go slower when the governor says so.
+    pub is_paced: bool,
     /// Tombstones live so long.
     pub purge_age: Duration,
     /// Below so much free space on the disk compaction goes faster, whoever feels it.
@@ -95,6 +97,7 @@ impl Default for CompactionOptions {
             limit: 2,
             sync_every: 1 << 20,
             piece_bytes_max: 1 << 20,
+            is_paced: true,
             purge_age: Duration::from_secs(3 * 24 * 60 * 60),
             free_bytes_low: 1 << 30,
         }
@@ -148,8 +151,8 @@ impl Compactor {
     }
 
     pub fn start(shared: &Arc<Shared>, pools: &Pools) {
-        shared.compactor.workers.start(COMPACTIONS_MAX, |number| {
-            pools.spawn(PoolKind::Background, Arc::new(Worker { shared: Arc::downgrade(shared), number }))
+        shared.compactor.workers.grow(COMPACTIONS_MAX, |number| {
+            pools.spawn(PoolKind::Compaction, Arc::new(Worker { shared: Arc::downgrade(shared), number }))
         });
     }
 
@@ -266,6 +269,7 @@ impl Compactor {
     }
 
     pub fn progress(&self, now: Duration, held: governor::Held) -> Vec<CompactionProgress> {
+        let held = if self.settings().is_paced { held } else { governor::Held::Free };
         self.state.lock().running.iter().map(|progress| progress.read(now, held)).collect()
     }
 
@@ -385,12 +389,12 @@ impl Task for Worker {
             _ => match compactor.next(cx.now()) {
                 Some(job) => {
                     *seat.lock() = Seat::Stepping;
-                    shared.look_at_free_space(&job.progress.vb.home);
                     job
                 }
                 None => return self.rest(compactor),
             },
         };
+        shared.watch_free_space(&job.progress.vb.home, cx.now());
         match job.run() {
             Turn::Ended(result) => {
                 *seat.lock() = Seat::Empty;

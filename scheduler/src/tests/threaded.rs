@@ -10,7 +10,7 @@ use env::sim::SimClock;
 use super::{count, counts, does};
 use crate::{Next, PoolConfig, PoolError, PoolKind, PoolKind::*, Pools, Stop, THREADS_MAX, current_task};
 
-const CONFIG: PoolConfig = PoolConfig { readers: 2, writers: 2, background: 1, cpu: 1 };
+const CONFIG: PoolConfig = PoolConfig { readers: 2, writers: 2, background: 1, compaction: 1, cpu: 1 };
 
 fn pools() -> Arc<Pools> {
     Pools::start(&env::os::env(), &CONFIG)

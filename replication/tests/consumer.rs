@@ -1,0 +1,322 @@
+//! Goal: a replica ends up with what its active has, in the same order, and the active learns what the replica has.
+//! Method: two buckets on two simulated disks, a producer and a consumer between them, and a connection that can be cut before
+//! any message.
+
+mod common;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use common::*;
+use replication::{Consumer as Following, ConsumerFace, Place, Producer};
+use types::{Seqno, VbState};
+use wire::dcp::{Message, Packet};
+use wire::{Frame, FrameReader, Next, Opcode, Reply, Side, Status};
+
+/// Two nodes, `a` active and `b` its replica, and what is between them.
+struct Pair {
+    a: World,
+    b: World,
+    link: Option<Link>,
+    /// Messages that reached the replica.
+    delivered: usize,
+}
+
+struct Link {
+    producer: Option<Producer>,
+    consumer: Following,
+    /// Frames on their way to the replica.
+    under_way: VecDeque<Vec<u8>>,
+}
+
+fn frames(bytes: &[u8]) -> Vec<&[u8]> {
+    let (mut rest, mut found) = (bytes, Vec::new());
+    while let Ok(Next::Frame(frame)) = FrameReader::new(Side::Client).next(rest) {
+        let (one, more) = rest.split_at(frame.frame_len());
+        found.push(one);
+        rest = more;
+    }
+    assert!(rest.is_empty(), "no whole frame");
+    found
+}
+
+fn frame(bytes: &[u8]) -> Frame<'_> {
+    let Ok(Next::Frame(frame)) = FrameReader::new(Side::Client).next(bytes) else { panic!("no whole frame") };
+    frame
+}
+
+impl Pair {
+    fn new() -> Pair {
+        Pair::of(World::new(), World::new())
+    }
+
+    fn of(a: World, b: World) -> Pair {
+        let chain = |names: [&str; 2]| vec![names.map(|name| Some(name.to_owned())).to_vec()];
+        a.bucket.set_vb_state(VB, VbState::Active, Some(chain(["a", "b"]))).expect("a role");
+        b.bucket.set_vb_state(VB, VbState::Replica, None).expect("a role");
+        Pair { a, b, link: None, delivered: 0 }
+    }
+
+    fn connect(&mut self) {
+        let face = Arc::new(ConsumerFace::default());
+        let wake = Arc::new(Bedside::default());
+        let mut consumer = Following::open(&self.b.bucket, "b", wake, face, self.b.now());
+        consumer.want(&BTreeSet::from([VB]));
+        self.link = Some(Link { producer: None, consumer, under_way: VecDeque::new() });
+    }
+
+    /// Lets both ends do what they can without another message reaching the replica.
+    fn turn(&mut self) {
+        let Some(link) = &mut self.link else { return };
+        link.consumer.turn(self.b.now()).expect("the peer is there");
+        let said = std::mem::take(link.consumer.output());
+        for bytes in frames(&said) {
+            hear(&self.a, link, &frame(bytes));
+        }
+        if let Some(producer) = &mut link.producer {
+            let mut out = Vec::new();
+            producer.pull(&mut out, usize::MAX / 2, self.a.now());
+            link.under_way.extend(frames(&out).into_iter().map(<[u8]>::to_vec));
+        }
+    }
+
+    /// One message reaches the replica. False: there is none.
+    fn deliver(&mut self) -> bool {
+        self.turn();
+        let Some(link) = &mut self.link else { return false };
+        let Some(bytes) = link.under_way.pop_front() else { return false };
+        self.delivered += 1;
+        let taken = link.consumer.receive(&bytes, self.b.now()).expect("it makes sense");
+        assert!(taken == bytes.len() || link.consumer.is_full());
+        true
+    }
+
+    /// Everything that can happen happens.
+    fn settle(&mut self) {
+        while self.deliver() || self.a.stepper.run_until_idle() + self.b.stepper.run_until_idle() > 0 {}
+    }
+
+    /// The two have the same, by the same seqnos.
+    #[track_caller]
+    fn assert_same(&self) {
+        let told = |world: &World| {
+            let mut reader = Consumer::with(world, "reader", Default::default(), &[]);
+            reader.control("enable_sync_writes", "true");
+            reader.ask(&request(0)).expect("a stream");
+            let changes =
+                reader.told_everything().into_iter().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+            changes.map(|line| line.chars().take(40).collect()).collect::<Vec<String>>()
+        };
+        assert_eq!(told(&self.b), told(&self.a));
+        assert_eq!(self.b.high(), self.a.high());
+        assert_eq!(self.b.bucket.failover_log(VB).ok(), self.a.bucket.failover_log(VB).ok());
+    }
+}
+
+/// What a front end does with a message of a consumer.
+fn hear(a: &World, link: &mut Link, frame: &Frame<'_>) {
+    let features = Following::FEATURES;
+    if !frame.header.magic.is_request() {
+        let status = wire::client::status(frame).ok();
+        let producer = link.producer.as_mut().expect("it is open");
+        return producer.answered(Opcode::DcpNoop, status, frame.header.opaque);
+    }
+    let packet = Packet::parse(frame, features).expect("a message");
+    let opcode = frame.header.opcode;
+    let mut answer = |status, value: &[u8]| {
+        let mut out = Vec::new();
+        Reply { value: (value, &[]), ..Reply::new(opcode, status, packet.opaque) }.encode(&mut out);
+        link.under_way.push_back(out);
+    };
+    match packet.message {
+        Message::Open(open) => {
+            let wake = Arc::new(Bedside::default());
+            let producer = Producer::open(&a.bucket, &open, features, &a.registry, wake, a.now());
+            link.producer = Some(producer.unwrap_or_else(|refusal| panic!("{refusal:?}")));
+            answer(Status::Success, &[]);
+        }
+        Message::Control { name, value } => {
+            let producer = link.producer.as_mut().expect("it is open");
+            let agreed = producer.control(name, value);
+            answer(agreed.map_or_else(|refusal| refusal.status, |()| Status::Success), &[]);
+        }
+        Message::StreamRequest(request) => {
+            let producer = link.producer.as_mut().expect("it is open");
+            match producer.stream_request(&packet, &request) {
+                Ok(log) => {
+                    a.bucket.replica_began(packet.vb, "b", request.start).expect("it is active");
+                    answer(Status::Success, &log);
+                }
+                Err(refusal) => {
+                    let to = refusal.rollback.map_or(Vec::new(), |to| to.0.to_be_bytes().to_vec());
+                    answer(refusal.status, &to);
+                }
+            }
+        }
+        Message::CloseStream => {
+            let _ = link.producer.as_mut().expect("it is open").close_stream(&packet, &mut Vec::new());
+        }
+        Message::BufferAck(bytes) => link.producer.as_mut().expect("it is open").buffer_ack(bytes),
+        Message::SeqnoAck(seqno) => {
+            assert!(link.producer.as_mut().expect("it is open").seqno_ack(&packet, seqno));
+            a.bucket.seqno_acked(packet.vb, "b", seqno).expect("it is active");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Documents, deletions and sync writes of all levels, some of them after the replica is there.
+fn write_before(a: &World) {
+    a.set("a", "1");
+    a.set("b", "2");
+    a.file();
+    a.set("a", "3");
+}
+
+fn write_after(a: &World) {
+    a.delete("b");
+    a.set_durably("c", "4");
+    a.set("d", "5");
+}
+
+fn commits(pair: &Pair) -> usize {
+    let mut reader = Consumer::with(&pair.b, "commits", Default::default(), &[]);
+    reader.control("enable_sync_writes", "true");
+    reader.ask(&request(0)).expect("a stream");
+    reader.told_everything().iter().filter(|line| line.contains("c! of") || line.contains("c=4")).count()
+}
+
+#[test]
+fn a_replica_gets_everything_and_its_word_commits_durable_writes() {
+    let mut pair = Pair::new();
+    write_before(&pair.a);
+    pair.connect();
+    pair.settle();
+    pair.assert_same();
+    write_after(&pair.a);
+    assert_eq!(commits(&pair), 0);
+    pair.settle();
+    assert_eq!(commits(&pair), 1, "the active heard that the replica has it on disk, and said so");
+    pair.assert_same();
+}
+
+#[test]
+fn a_connection_may_be_cut_before_any_message() {
+    let whole = {
+        let mut pair = Pair::new();
+        write_before(&pair.a);
+        pair.connect();
+        while pair.deliver() {}
+        write_after(&pair.a);
+        pair.settle();
+        pair.delivered
+    };
+    assert!(whole > 12, "{whole} messages");
+    for cut in 0..whole {
+        let mut pair = Pair::new();
+        write_before(&pair.a);
+        pair.connect();
+        let mut has_written = false;
+        loop {
+            if pair.delivered == cut {
+                pair.link = None;
+                break;
+            }
+            if !pair.deliver() {
+                match std::mem::replace(&mut has_written, true) {
+                    false => write_after(&pair.a),
+                    true if pair.a.stepper.run_until_idle() + pair.b.stepper.run_until_idle() == 0 => break,
+                    true => {}
+                }
+            }
+        }
+        if !has_written {
+            write_after(&pair.a);
+        }
+        pair.connect();
+        pair.settle();
+        assert_eq!(commits(&pair), 1, "cut before message {cut}");
+        pair.assert_same();
+    }
+}
+
+#[test]
+fn a_replica_of_another_history_goes_back_and_follows() {
+    let mut pair = Pair::new();
+    // What it has is nobody else's: it was made while the node was active.
+    pair.b.bucket.set_vb_state(VB, VbState::Active, None).expect("a role");
+    pair.b.set("stray", "x");
+    pair.b.set("another", "y");
+    pair.b.file();
+    pair.b.bucket.set_vb_state(VB, VbState::Replica, None).expect("a role");
+    write_before(&pair.a);
+    write_after(&pair.a);
+    pair.connect();
+    pair.settle();
+    pair.assert_same();
+    assert_eq!(commits(&pair), 1);
+}
+
+#[test]
+fn a_stream_that_cannot_be_had_rests_ever_longer() {
+    let mut pair = Pair::new();
+    pair.a.bucket.set_vb_state(VB, VbState::Replica, None).expect("a role");
+    pair.connect();
+    let mut pauses = Vec::new();
+    for _ in 0..10 {
+        while pair.deliver() {}
+        let link = pair.link.as_ref().expect("connected");
+        let (_, place) = link.consumer.places().next().expect("one stream");
+        let Place::Resting { until } = place else { panic!("{place:?}") };
+        pauses.push(until - pair.b.now());
+        pair.b.sim.clock.advance(until - pair.b.now());
+    }
+    assert!(pauses.windows(2).all(|two| two[0] <= two[1]) && pauses[9] > pauses[0] * 50, "{pauses:?}");
+    // The coordinator has made up its mind.
+    pair.a.bucket.set_vb_state(VB, VbState::Active, None).expect("a role");
+    let link = pair.link.as_mut().expect("connected");
+    link.consumer.want(&BTreeSet::from([VB]));
+    pair.settle();
+    assert_eq!(pair.link.as_ref().and_then(|link| link.consumer.places().next()), Some((VB, Place::Following)));
+}
+
+/// Goal: a replica without room stops its peer, loses nothing, and goes on. Method: a quota far below what is sent.
+#[test]
+fn a_replica_without_room_takes_no_more_until_it_has_some() {
+    let (a, b) = (World::new(), World::with(persist::BucketSpec { quota_bytes: 1 << 20, ..spec() }));
+    let mut pair = Pair::of(a, b);
+    let value = "v".repeat(20_000);
+    for n in 0..200 {
+        pair.a.set(&format!("k{n}"), &value);
+    }
+    pair.connect();
+    let mut waits = 0;
+    while pair.b.high() < Seqno(200) {
+        let Some(link) = pair.link.as_mut() else { panic!("cut") };
+        if link.consumer.is_full() {
+            waits += 1;
+            assert!(waits < 1000, "stuck at {}", pair.b.high());
+            let until = link.consumer.deadline();
+            pair.b.stepper.run_until_idle();
+            pair.b.sim.clock.advance(until.saturating_sub(pair.b.now()));
+            pair.turn();
+        } else if !pair.retry() && !pair.a.stepper.step() {
+            pair.b.stepper.run_until_idle();
+        }
+    }
+    assert!(waits > 0, "there was always room");
+    pair.assert_same();
+}
+
+impl Pair {
+    /// As [`Pair::deliver`], but what is not taken is handed over again.
+    fn retry(&mut self) -> bool {
+        self.turn();
+        let Some(link) = &mut self.link else { return false };
+        let Some(bytes) = link.under_way.pop_front() else { return false };
+        if link.consumer.receive(&bytes, self.b.now()).expect("it makes sense") == 0 {
+            link.under_way.push_front(bytes);
+        }
+        true
+    }
+}
