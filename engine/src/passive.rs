@@ -28,6 +28,8 @@ pub(crate) struct Passive {
     pub high_prepared: Seqno,
     /// The highest prepare that is committed or aborted.
     pub completed: Seqno,
+    /// Prepares up to here are decided by the end of what the peer announced last.
+    pub decided: Seqno,
     pub nudge: Option<Arc<dyn AckNudge>>,
 }
 

@@ -13,6 +13,7 @@ use persist::Urgency;
 use types::{Cas, Datatype, DeleteSource, DocKey, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
 use crate::bucket::Bucket;
+use crate::durability::Tracker;
 use crate::hash_table::Locked;
 use crate::passive::AckNudge;
 use crate::vbucket::VBucket;
@@ -38,7 +39,9 @@ pub struct Given<'a> {
 /// One message of a peer.
 #[derive(Clone, Copy, Debug)]
 pub enum Change<'a> {
-    /// A mutation; a deletion or expiration if `meta.deleted` says so.
+    /// A mutation; a deletion or expiration if `meta.deleted` says so. Of a document with a prepare it is the outcome: so a peer
+    /// sends commits from its disk, and those of prepares from the middle of a snapshot in which the stream begins, as nobody
+    /// knows whether they are here.
     Document(Given<'a>),
     Prepare {
         given: Given<'a>,
@@ -163,7 +166,10 @@ impl Bucket {
         if marker.start > marker.end || marker.end.0 > BITS_48 {
             return Err(ApplyError::Invalid("a snapshot ends before it starts"));
         }
-        vb.log.begin_snapshot(marker.end, marker.from_disk.map(|completed| completed.min(marker.end)));
+        let completed = marker.from_disk.map(|completed| completed.min(marker.end));
+        vb.log.begin_snapshot(marker.end, completed);
+        let mut waiting = vb.waiting.lock();
+        waiting.get_or_insert_default().passive.get_or_insert_default().decided = completed.unwrap_or_default();
         Ok(())
     }
 
@@ -266,8 +272,9 @@ fn drop_prepare(slot: &mut Locked<'_>) {
 
 fn apply_prepare(vb: &VBucket, given: &Given<'_>, level: Level) -> Result<(bool, Option<Snapshot>), ApplyError> {
     let seqno = given.meta.seqno;
-    let decided_upto = vb.log.open_snapshot().and_then(|open| open.completed).unwrap_or_default();
-    if seqno <= decided_upto && seqno > vb.log.marks.high() {
+    let passive = |tracker: &Tracker| Some(tracker.passive.as_deref()?.decided);
+    let decided = vb.waiting.lock().as_deref().and_then(passive).unwrap_or_default();
+    if seqno <= decided && seqno > vb.log.marks.high() {
         // Its outcome comes with the same snapshot, so it is not the last of it.
         return Ok((false, None));
     }
@@ -309,12 +316,9 @@ fn apply_abort(
 ) -> Result<(bool, Option<Snapshot>), ApplyError> {
     check_seqno(seqno)?;
     let mut slot = vb.table.lock(key);
-    // From a disk it may be all there is of a sync write.
+    // Where part of a snapshot came from a disk it may be all there is of a sync write.
     let prepare = slot.prepare().filter(|prepare| prepare.seqno() == prepared).map(Item::meta);
     let from_disk = vb.log.open_snapshot().is_some_and(|open| open.completed.is_some());
-    if prepare.is_none() && !from_disk {
-        return Err(ApplyError::UnknownPrepare(prepared));
-    }
     let (cas, rev) = prepare.map_or((vb.log.max_cas().max(Cas(1)), RevSeqno(1)), |meta| (meta.cas, meta.rev));
     let meta = Meta {
         seqno,

@@ -101,6 +101,7 @@ impl Batch {
             facts.complete(snapshot.completed);
             facts.high_prepared = facts.high_prepared.max(snapshot.end);
         }
+        facts.snap_from_disk = open.is_some_and(|open| open.completed.is_some());
         (facts.snap_start, facts.snap_end) = open.map_or((self.last, self.last), |open| (open.start, open.end));
         facts
     }

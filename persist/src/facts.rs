@@ -2,7 +2,7 @@
 //! document `_local/vbstate`.
 
 use changelog::{FailoverEntry, FailoverTable, Snapshot, VbRecord};
-use couchstore::vbstate::{Failover, VbStateRecord};
+use couchstore::vbstate::{CheckpointType, Failover, VbStateRecord};
 use types::{Cas, RevSeqno, Seqno, VbState, VbUuid};
 
 const BUILD: &str = concat!("settee-", env!("CARGO_PKG_VERSION"));
@@ -33,6 +33,8 @@ pub(crate) struct VbFacts {
     pub on_disk_prepare_bytes: u64,
     pub snap_start: Seqno,
     pub snap_end: Seqno,
+    /// That snapshot comes, at least in part, from a peer's disk.
+    pub snap_from_disk: bool,
 }
 
 impl VbFacts {
@@ -52,6 +54,7 @@ impl VbFacts {
             on_disk_prepare_bytes: 0,
             snap_start: Seqno(0),
             snap_end: Seqno(0),
+            snap_from_disk: false,
         }
     }
 
@@ -62,7 +65,9 @@ impl VbFacts {
 
     /// The snapshot in the middle of which the file ends.
     pub fn open_snapshot(&self, high: Seqno) -> Option<Snapshot> {
-        let open = Snapshot { start: self.snap_start, end: self.snap_end, completed: None };
+        // What is decided at its end the peer says again.
+        let completed = self.snap_from_disk.then_some(Seqno(0));
+        let open = Snapshot { start: self.snap_start, end: self.snap_end, completed };
         (open.start < high && high < open.end).then_some(open)
     }
 
@@ -82,6 +87,7 @@ impl VbFacts {
             max_visible_seqno: Some(self.max_visible.0),
             on_disk_prepares: self.on_disk_prepares,
             on_disk_prepare_bytes: self.on_disk_prepare_bytes,
+            checkpoint_type: if self.snap_from_disk { CheckpointType::Disk } else { CheckpointType::Memory },
             build: Some(BUILD.to_owned()),
             failover_table: Some(failover.map(|e| Failover { uuid: e.uuid.0, seqno: e.seqno.0 }).collect()),
             // One that no reader would accept must not make the file unreadable.
@@ -129,6 +135,7 @@ impl VbFacts {
             on_disk_prepare_bytes: stored.on_disk_prepare_bytes,
             snap_start,
             snap_end,
+            snap_from_disk: stored.checkpoint_type != CheckpointType::Memory,
         })
     }
 }
@@ -173,6 +180,7 @@ mod tests {
                     on_disk_prepare_bytes: n[8],
                     snap_start: Seqno(n[9].min(high)),
                     snap_end: Seqno(n[9].max(high)),
+                    snap_from_disk: epoch,
                 };
                 (facts, Seqno(high))
             },

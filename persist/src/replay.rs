@@ -57,7 +57,9 @@ impl Gathered {
         self.items += replayed.items.len() as u64;
         let record = replayed.record.filter(|_| replayed.last >= high);
         let mut items = replayed.items.into_iter().filter(|item| item.seqno() > high).peekable();
-        if record.is_none() && items.peek().is_none() {
+        // Without items a replica's may still say that there is nothing more up to a seqno, and that a snapshot has ended.
+        let says_more = past.is_some() && replayed.last > high;
+        if record.is_none() && items.peek().is_none() && !says_more {
             return;
         }
         let ahead = self.ahead.entry(key).or_default();
@@ -189,7 +191,9 @@ fn gap(vb: &Vb, ahead: &Ahead, log_dir: &Path) -> Option<Damage> {
     let file_ends = before;
     let mut loose = ahead.loose.iter().peekable();
     for item in &ahead.items {
-        while loose.next_if(|(_, upto)| *upto < item.seqno()).is_some() {}
+        while let Some((after, upto)) = loose.next_if(|(_, upto)| *upto < item.seqno()) {
+            before = if *after <= before { before.max(*upto) } else { before };
+        }
         let may_miss = loose.peek().is_some_and(|(after, _)| *after <= before);
         if item.seqno() != before.next() && !may_miss {
             let what = format!(
@@ -216,10 +220,12 @@ fn file(vb: &Arc<Vb>, ahead: &Ahead) -> Result<(), StoreError> {
         VbRecord::new(VbState::Active, failover)
     };
     let items = with_values(vb, &ahead.items)?;
+    // A peer may have left out what comes last.
+    let told = if ahead.loose.is_empty() { Seqno(0) } else { ahead.last };
     let slice = Slice {
         from: high.next(),
         items,
-        last: ahead.items.last().map_or(high, |item| item.seqno()),
+        last: ahead.items.last().map_or(high, |item| item.seqno()).max(told),
         record: Arc::new(record.unwrap_or_else(fresh)),
         record_version: 0,
         snapshots: Snapshots::from(ahead.place),

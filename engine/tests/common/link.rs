@@ -60,7 +60,7 @@ impl<'a> Link<'a> {
     pub fn open(active: &'a World, replica: &'a World, name: &'static str) -> Link<'a> {
         replica.bucket.set_vb_state(VB, VbState::Replica, None).unwrap();
         let failover = active.bucket.vbucket(VB).unwrap().log.record().failover.clone();
-        let _ = replica.bucket.adopt_failover_log(VB, failover, &|| replica.waiter(u64::MAX));
+        let _ = replica.bucket.adopt_failover_log(VB, failover, &|| replica.nobody());
         let seqno = replica.bucket.resume_point(VB).unwrap().seqno;
         active.bucket.replica_began(VB, name, seqno).unwrap();
         let log = &active.bucket.vbucket(VB).unwrap().log;

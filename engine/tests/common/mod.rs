@@ -111,7 +111,7 @@ impl World {
         World::open_with(sim, spec, None)
     }
 
-    fn open_with(sim: Sim, spec: BucketSpec, commit_log: Option<persist::LogOptions>) -> World {
+    pub fn open_with(sim: Sim, spec: BucketSpec, commit_log: Option<persist::LogOptions>) -> World {
         let env = sim.env();
         let (stepper, engine, recovered) = try_open_with(&env, &sim.clock, commit_log.clone()).expect("opens");
         let bucket = engine.bucket(&spec.name).unwrap_or_else(|| engine.create_bucket(spec).expect("a new bucket"));
@@ -121,8 +121,13 @@ impl World {
 
     /// Ends the program without a word and starts it again.
     pub fn restart(self) -> World {
+        self.restart_after(|sim| drop(sim.kill()))
+    }
+
+    /// Ends the program as `end` says and starts it again.
+    pub fn restart_after(self, end: impl FnOnce(&mut Sim)) -> World {
         let World { mut sim, stepper, engine, bucket, commit_log, .. } = self;
-        sim.kill();
+        end(&mut sim);
         let spec = BucketSpec::clone(&bucket.spec());
         drop((bucket, engine, stepper));
         World::open_with(sim, spec, commit_log)
@@ -136,6 +141,13 @@ impl World {
             Outcome::Done(result) => (number, Some(result)),
             Outcome::Pending => (number, None),
         }
+    }
+
+    /// For an answer that nobody takes.
+    pub fn nobody(&self) -> Waiter {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        self.waiter(number)
     }
 
     pub fn waiter(&self, number: u64) -> Waiter {
