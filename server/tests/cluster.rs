@@ -51,7 +51,7 @@ impl Nodes {
     }
 
     fn client(&self, node: &str) -> Connection {
-        Connection::log_in(node, "default", harness::connection::FEATURES).expect("a client may log in")
+        log_in(node)
     }
 
     fn status(&self, node: &str) -> serde_json::Value {
@@ -62,6 +62,10 @@ impl Nodes {
     fn fail_over(&self, gone: &str, through: &str) {
         run(&["cluster", "failover", gone, "--kv", through]).fine();
     }
+}
+
+fn log_in(node: &str) -> Connection {
+    Connection::log_in(node, "default", harness::connection::FEATURES).expect("a client may log in")
 }
 
 /// A write of a level with a time limit of its own.
@@ -140,6 +144,59 @@ fn two_nodes_acknowledge_by_majority_and_one_survives_the_other() {
     nodes.server.stop();
 }
 
+/// Goal: no acknowledged write is lost and none is half there, whatever was under way. Method: many clients write durably, the
+/// active is killed in the middle, its replica takes over, and every key has the last value that was acknowledged or one that
+/// was on its way.
+#[test]
+fn what_was_acknowledged_under_load_is_at_the_survivor() {
+    const CLIENTS: usize = 8;
+    const ACKNOWLEDGED: usize = 600;
+    let dir = directory();
+    let nodes = Nodes::start(dir.path(), 2, 1);
+    let [first, second] = [&nodes.kv[0], &nodes.kv[1]];
+    let chains = chains(&mut nodes.client(first));
+    let mine: Vec<u16> = (0..VBUCKETS).filter(|vb| chains[usize::from(*vb)][0] == 0).collect();
+    let (said, heard) = std::sync::mpsc::channel();
+    // Each client has keys of its own and writes numbers that grow; returns the last one it sent.
+    let work = |client: usize, said: std::sync::mpsc::Sender<(String, u16, u64)>| {
+        let mut connection = log_in(first);
+        for n in 1u64.. {
+            let (vb, level) = (mine[n as usize % mine.len()], LEVELS[n as usize % 3]);
+            let key = format!("c{client}-{}-{vb}", n % 7);
+            match connection.set(vb, &key, n.to_string().as_bytes(), Some(level)) {
+                Ok(reply) if reply.status == Status::Success => drop(said.send((key, vb, n))),
+                Ok(reply) => panic!("{:?}: {}", reply.status, reply.text()),
+                Err(_) => return n,
+            }
+        }
+        unreachable!("the node is killed")
+    };
+    let mut acknowledged = BTreeMap::new();
+    let last_sent: Vec<u64> = std::thread::scope(|scope| {
+        let work = &work;
+        let clients: Vec<_> = (0..CLIENTS).map(|n| (n, said.clone())).collect();
+        let clients: Vec<_> = clients.into_iter().map(|(n, said)| scope.spawn(move || work(n, said))).collect();
+        drop(said);
+        for (count, (key, vb, n)) in heard.iter().enumerate() {
+            acknowledged.insert(key, (vb, n));
+            if count == ACKNOWLEDGED {
+                nodes.kill(first);
+            }
+        }
+        clients.into_iter().map(|client| client.join().expect("no panic")).collect()
+    });
+    nodes.fail_over(first, second);
+    let mut survivor = nodes.client(second);
+    for (key, (vb, n)) in &acknowledged {
+        let reply = survivor.get(*vb, key).expect("an answer");
+        assert_eq!(reply.status, Status::Success, "{key}, acknowledged as {n}: {}", reply.text());
+        let found: u64 = reply.text().parse().expect("a number");
+        let client: usize = key[1..].split('-').next().and_then(|n| n.parse().ok()).expect("its writer");
+        assert!(found == *n || found == last_sent[client], "{key}: {found}, acknowledged {n}");
+    }
+    nodes.server.stop();
+}
+
 #[test]
 fn while_the_replica_is_stopped_a_durable_write_is_ambiguous_and_then_goes_on() {
     let dir = directory();
@@ -194,7 +251,7 @@ fn a_cluster_is_laid_out_once_and_its_nodes_end_with_it() {
         (server, node)
     };
     let (server, node) = start();
-    let mut client = Connection::log_in(&node, "default", harness::connection::FEATURES).expect("a client may log in");
+    let mut client = log_in(&node);
     let reply = client.set(0, "k", b"v", Some(Level::PersistMajority)).expect("an answer");
     assert_eq!(reply.status, Status::Success);
     // Even a parent that is killed leaves no node behind: the directories are free for the next.
@@ -204,7 +261,7 @@ fn a_cluster_is_laid_out_once_and_its_nodes_end_with_it() {
         lock.lock().expect("the node lets go of it when it ends");
     }
     let (server, node) = start();
-    let mut client = Connection::log_in(&node, "default", harness::connection::FEATURES).expect("a client may log in");
+    let mut client = log_in(&node);
     assert_eq!(client.get(0, "k").expect("an answer").text(), "v");
     let reply = client.set(0, "k", b"w", Some(Level::PersistMajority)).expect("an answer");
     assert_eq!(reply.status, Status::Success, "the replicas follow again");
