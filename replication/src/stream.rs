@@ -102,6 +102,8 @@ pub(crate) struct Plan {
     pub stream_id: Option<u16>,
     pub start: Seqno,
     pub end: Seqno,
+    /// What the consumer has of a snapshot that it was in the middle of; nothing if both are one.
+    pub half: (Seqno, Seqno),
     pub filter: Filter,
     pub state: VbState,
     pub uuid: VbUuid,
