@@ -265,6 +265,16 @@ fn a_cluster_is_laid_out_once_and_its_nodes_end_with_it() {
     assert_eq!(client.get(0, "k").expect("an answer").text(), "v");
     let reply = client.set(0, "k", b"w", Some(Level::PersistMajority)).expect("an answer");
     assert_eq!(reply.status, Status::Success, "the replicas follow again");
+    // The second time without one, which comes back as if nothing had happened.
+    let pid = server.said().lines().find_map(|line| line.split_once("pid=")).expect("a node").1.to_owned();
+    let second = server.kv.split(',').nth(1).expect("a node").to_owned();
+    Command::new("sh").args(["-c", "kill -s KILL \"$1\"", "sh", &pid]).status().expect("sh starts");
+    while Connection::open(&node).is_ok() {}
+    run(&["cluster", "failover", &node, "--kv", &second]).fine();
+    server.stop();
+    let (server, node) = start();
+    assert_eq!(log_in(&node).get(0, "k").expect("an answer").status, Status::NotMyVbucket);
+    assert_eq!(log_in(&second).get(0, "k").expect("an answer").text(), "w");
     server.stop();
 }
 
