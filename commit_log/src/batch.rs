@@ -68,8 +68,10 @@ impl Batch {
                 return Err(LogError::TooLarge { bytes, bytes_max });
             }
             let (now, later) = items.split_at(count);
-            self.put_record(submission, after, now, head, bytes);
-            after = now.last().map_or(after, |item| item.seqno());
+            // Where a peer left out what comes last, the end is beyond the last item.
+            let last = if is_last { submission.last } else { now.last().map_or(after, Item::seqno) };
+            self.put_record(submission, (after, last), now, head, bytes);
+            after = last;
             items = later;
             if is_last {
                 return Ok(());
@@ -80,7 +82,7 @@ impl Batch {
     fn put_record(
         &mut self,
         submission: &Submission<'_>,
-        after: Seqno,
+        (after, last): (Seqno, Seqno),
         items: &[Item],
         head: &[u8],
         body_bytes: usize,
@@ -89,7 +91,6 @@ impl Batch {
         self.bytes.extend([0; RECORD_HEADER_BYTES]);
         let body_at = self.bytes.len();
         self.bytes.extend_from_slice(head);
-        let last = items.last().map_or(submission.last, |item| item.seqno());
         let mut flags = if head.is_empty() { 0 } else { FLAG_VB_RECORD };
         if let Some(past) = &submission.past {
             flags |= FLAG_PAST;

@@ -219,13 +219,13 @@ fn file(vb: &Arc<Vb>, ahead: &Ahead) -> Result<(), StoreError> {
         let failover = FailoverTable::new(FailoverEntry { uuid, seqno: Seqno(0) });
         VbRecord::new(VbState::Active, failover)
     };
-    let items = with_values(vb, &ahead.items)?;
     // A peer may have left out what comes last.
     let told = if ahead.loose.is_empty() { Seqno(0) } else { ahead.last };
+    let items = with_values(vb, &ahead.items)?;
     let slice = Slice {
         from: high.next(),
+        last: items.last().map_or(high, |item| item.seqno()).max(told),
         items,
-        last: ahead.items.last().map_or(high, |item| item.seqno()).max(told),
         record: Arc::new(record.unwrap_or_else(fresh)),
         record_version: 0,
         snapshots: Snapshots::from(ahead.place),
