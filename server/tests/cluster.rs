@@ -6,6 +6,7 @@ mod harness;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
 use harness::{Connection, Serve, Server, directory, run};
 use types::Level;
@@ -265,12 +266,77 @@ fn a_cluster_is_laid_out_once_and_its_nodes_end_with_it() {
     assert_eq!(client.get(0, "k").expect("an answer").text(), "v");
     let reply = client.set(0, "k", b"w", Some(Level::PersistMajority)).expect("an answer");
     assert_eq!(reply.status, Status::Success, "the replicas follow again");
+    // The second time without one, which comes back as if nothing had happened.
+    let pid = server.said().lines().find_map(|line| line.split_once("pid=")).expect("a node").1.to_owned();
+    let second = server.kv.split(',').nth(1).expect("a node").to_owned();
+    Command::new("sh").args(["-c", "kill -s KILL \"$1\"", "sh", &pid]).status().expect("sh starts");
+    while Connection::open(&node).is_ok() {}
+    run(&["cluster", "failover", &node, "--kv", &second]).fine();
+    server.stop();
+    let (server, node) = start();
+    assert_eq!(log_in(&node).get(0, "k").expect("an answer").status, Status::NotMyVbucket);
+    assert_eq!(log_in(&second).get(0, "k").expect("an answer").text(), "w");
     server.stop();
 }
 
-/// The first of four ports in a row that are free now.
+/// Goal: what is on the disks of a majority outlives all processes. Method: both nodes are killed at once, in the middle of durable
+/// writes, and the cluster is started again.
+#[test]
+fn both_nodes_may_be_killed_at_once() {
+    let dir = directory();
+    let port = free_ports();
+    let start = || {
+        let port = format!("--base-port={port}");
+        let server = Serve::cluster(dir.path()).arg(format!("--vbuckets={VBUCKETS}")).arg(port).start();
+        let kv: Vec<String> = server.kv.split(',').map(str::to_owned).collect();
+        (server, kv)
+    };
+    let (server, kv) = start();
+    let rows = chains(&mut log_in(&kv[0]));
+    let pids: Vec<String> =
+        server.said().lines().filter_map(|line| Some(line.split_once("pid=")?.1.to_owned())).collect();
+    let work = |vb: u16| {
+        let mut client = log_in(&kv[rows[usize::from(vb)][0] as usize]);
+        let mut acknowledged = 0;
+        for n in 1u64.. {
+            match client.set(vb, &format!("k{vb}"), n.to_string().as_bytes(), Some(Level::PersistMajority)) {
+                Ok(reply) if reply.status == Status::Success => acknowledged = n,
+                Ok(reply) => panic!("{:?}: {}", reply.status, reply.text()),
+                Err(_) => return acknowledged,
+            }
+            if n == 40 && vb == 0 {
+                let kill = ["-c", "kill -s KILL \"$1\" \"$2\"", "sh", &pids[0], &pids[1]];
+                assert!(Command::new("sh").args(kill).status().expect("sh starts").success());
+            }
+        }
+        unreachable!("the nodes are killed")
+    };
+    let acknowledged: Vec<u64> = std::thread::scope(|scope| {
+        let work = &work;
+        let clients: Vec<_> = (0..VBUCKETS).map(|vb| scope.spawn(move || work(vb))).collect();
+        clients.into_iter().map(|client| client.join().expect("no panic")).collect()
+    });
+    server.stop();
+    let (server, kv) = start();
+    for (vb, acknowledged) in (0..VBUCKETS).zip(acknowledged) {
+        let mut client = log_in(&kv[rows[usize::from(vb)][0] as usize]);
+        let key = format!("k{vb}");
+        // What was on its way is settled once the replica is there again.
+        let reply = std::iter::repeat_with(|| client.get(vb, &key).expect("an answer"))
+            .find(|reply| reply.status != Status::SyncWriteReCommitInProgress)
+            .expect("it is settled");
+        let found: u64 = if reply.status == Status::KeyEnoent { 0 } else { reply.text().parse().expect("a number") };
+        assert!(found == acknowledged || found == acknowledged + 1, "{key}: {found}, acknowledged {acknowledged}");
+        let again = client.set(vb, &key, b"0", Some(Level::PersistMajority)).expect("an answer");
+        assert_eq!(again.status, Status::Success, "{key}: {}", again.text());
+    }
+    server.stop();
+}
+
+/// The first of four ports in a row that are free now, and that no other test here looks at.
 fn free_ports() -> u16 {
+    static CALLS: AtomicU16 = AtomicU16::new(0);
     let is_free = |port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok();
-    let first = 20_000 + (std::process::id() % 20_000) as u16;
+    let first = 20_000 + (std::process::id() % 20_000) as u16 + 1000 * CALLS.fetch_add(1, Relaxed);
     (first..60_000).step_by(4).find(|port| (0..4).all(|n| is_free(port + n))).expect("some are free")
 }

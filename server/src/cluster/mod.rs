@@ -16,7 +16,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use coordinator::Coordinator;
+use coordinator::{Coordinator, Order};
 use frontend::cluster::{Map, Revision};
 use layout::Progress;
 use nodes::{Running, Start};
@@ -87,7 +87,7 @@ fn password(options: &ClusterRun) -> Result<String> {
 fn settle(options: &ClusterRun, coordinator: &Coordinator, nodes: &[Running]) -> Result<()> {
     let done = options.data_dir.join("laid-out");
     if done.exists() {
-        return Ok(());
+        return resume(coordinator, nodes);
     }
     for node in nodes {
         create_bucket(options, coordinator, &node.kv)?;
@@ -102,6 +102,28 @@ fn settle(options: &ClusterRun, coordinator: &Coordinator, nodes: &[Running]) ->
     let map = Map { revision, replicas: options.replicas, nodes: known, chains, ..first };
     coordinator.lay_out(&map)?;
     mark(&done).with_context(|| format!("cannot write {}", done.display()))
+}
+
+/// The newest map counts. A node that is not in it was failed over and would take itself for active still: its vBuckets are made
+/// dead.
+fn resume(coordinator: &Coordinator, nodes: &[Running]) -> Result<()> {
+    let maps = nodes.iter().map(|node| coordinator.map(&node.kv)).collect::<Result<Vec<Map>>>()?;
+    let map = maps.into_iter().max_by_key(|map| map.revision).context("there is at least one node")?;
+    let named: Vec<String> = map.nodes.iter().map(|node| node.name()).collect();
+    if let Some(missing) = named.iter().find(|name| nodes.iter().all(|node| node.kv != **name)) {
+        bail!(
+            "the map names {missing}, which is none of these nodes; start with the nodes and ports of the first time"
+        );
+    }
+    let dead = |vb: usize| Order { vb: vb as u16, state: VbState::Dead, topology: None };
+    for node in nodes.iter().filter(|node| !named.contains(&node.kv)) {
+        coordinator.order(&node.kv, &(0..map.chains.len()).map(dead).collect::<Vec<_>>())?;
+        eprintln!(
+            "settee: node {} was failed over and serves nothing; start anew on an empty directory to use it",
+            node.kv
+        );
+    }
+    Ok(())
 }
 
 fn mark(path: &Path) -> std::io::Result<()> {

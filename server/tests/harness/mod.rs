@@ -93,6 +93,8 @@ impl Serve {
     pub fn cluster(dir: &Path) -> Serve {
         let mut command = settee();
         command.arg("cluster-run").env("SETTEE_PASSWORD", PASSWORD).arg("--data-dir").arg(dir);
+        // Many log in, and what that costs is not what these tests are about.
+        command.arg("--set=auth.scram_iterations=4096");
         Serve(command)
     }
 
