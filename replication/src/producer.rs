@@ -230,6 +230,7 @@ impl Producer {
             filter: wishes.filter,
             state: record.state,
             uuid: record.failover.current().uuid,
+            rollbacks: record.rollbacks,
             purge: if flags.has(StreamFlags::IGNORE_PURGED_TOMBSTONES) { Seqno(u64::MAX) } else { purge },
             takeover: takes_over.then_some(Takeover::Sending),
             skips_deletes: self.terms.open.has(OpenFlags::SKIP_DELETES_IN_BACKFILL),
