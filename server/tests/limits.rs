@@ -291,19 +291,19 @@ fn pools_grow_and_shrink_on_a_hangup_and_never_to_nothing() {
         server.stderr.clear();
         server.signal("HUP");
         assert!(server.wait_for_log(word) && server.wait_for_log(" users "), "{}", server.stderr);
-        ["reader", "writer", "background"].map(|kind| {
+        ["reader", "writer", "compaction"].map(|kind| {
             let pool = stat(&mut client, "scheduler", &format!("pool {kind}"));
             serde_json::from_str::<serde_json::Value>(&pool).unwrap()["threads"].as_u64().unwrap()
         })
     };
     let grown = "[persist]\nreaders = 5\nwriters = 12\n[compaction]\nlimit = 6\n";
-    assert_eq!(reload(grown, "configuration read again"), [5, 12, 7]);
+    assert_eq!(reload(grown, "configuration read again"), [5, 12, 6]);
     for (text, words) in [
         ("[persist]\nreaders = 0\n", "a whole number from 1 to 128"),
         ("[persist]\nwriters = 0\n", "a whole number from 1 to 128"),
         ("[compaction]\nlimit = 0\n", "a whole number from 1"),
     ] {
-        assert_eq!(reload(text, words), [5, 12, 7], "{text}");
+        assert_eq!(reload(text, words), [5, 12, 6], "{text}");
     }
     reload("[persist]\nreaders = 1\nwriters = 1\n[compaction]\nlimit = 1\n", "configuration read again");
     let mut client = server.client(BUCKET);
