@@ -227,6 +227,10 @@ impl Bucket {
 
     fn apply_document(&self, vb: &VBucket, given: &Given<'_>) -> Result<(bool, Option<Snapshot>), ApplyError> {
         let mut slot = vb.table.lock(given.key);
+        // A CAS is given out once: this is the commit.
+        if let Some(prepare) = slot.prepare().filter(|prepare| prepare.meta().cas == given.meta.cas).cloned() {
+            return commit(vb, &mut slot, &prepare, given.meta.seqno);
+        }
         let item = given.item(Kind::Committed { prepared: None });
         let ended = vb.log.append_given(&item).map_err(|e| not_taken(item.seqno(), e))?;
         // The peer lets nobody past a prepare: it was decided, in a part that came from the disk.
@@ -295,17 +299,36 @@ fn apply_commit(
 ) -> Result<(bool, Option<Snapshot>), ApplyError> {
     check_seqno(seqno)?;
     let mut slot = vb.table.lock(key);
-    let Some(prepare) = slot.prepare().filter(|prepare| prepare.seqno() == prepared) else {
-        return Err(ApplyError::UnknownPrepare(prepared));
-    };
+    match slot.prepare().filter(|prepare| prepare.seqno() == prepared).cloned() {
+        Some(prepare) => commit(vb, &mut slot, &prepare, seqno),
+        None => Err(ApplyError::UnknownPrepare(prepared)),
+    }
+}
+
+/// The document becomes what its prepare said.
+fn commit(
+    vb: &VBucket,
+    slot: &mut Locked<'_>,
+    prepare: &Item,
+    seqno: Seqno,
+) -> Result<(bool, Option<Snapshot>), ApplyError> {
+    let prepared = prepare.seqno();
     let value = prepare.has_value().then(|| prepare.value());
     let meta = Meta { seqno, ..prepare.meta() };
-    let item = Item::new(key, meta, Kind::Committed { prepared: Some(prepared) }, value);
+    let item = Item::new(prepare.key(), meta, Kind::Committed { prepared: Some(prepared) }, value);
+    let is_ordered = !is_from_disk(vb);
     let ended = vb.log.append_given(&item).map_err(|e| not_taken(seqno, e))?;
     slot.take_prepare(prepared);
-    vb.put_given(&mut slot, item);
-    vb.note_completed(prepared);
+    vb.put_given(slot, item);
+    if is_ordered {
+        vb.note_completed(prepared);
+    }
     Ok((true, ended))
+}
+
+/// What was decided comes out of order from a disk: only the end of the snapshot says of which prepares all is known.
+fn is_from_disk(vb: &VBucket) -> bool {
+    vb.log.open_snapshot().is_some_and(|open| open.completed.is_some())
 }
 
 fn apply_abort(
@@ -318,7 +341,7 @@ fn apply_abort(
     let mut slot = vb.table.lock(key);
     // Where part of a snapshot came from a disk it may be all there is of a sync write.
     let prepare = slot.prepare().filter(|prepare| prepare.seqno() == prepared).map(Item::meta);
-    let from_disk = vb.log.open_snapshot().is_some_and(|open| open.completed.is_some());
+    let is_ordered = !is_from_disk(vb);
     let (cas, rev) = prepare.map_or((vb.log.max_cas().max(Cas(1)), RevSeqno(1)), |meta| (meta.cas, meta.rev));
     let meta = Meta {
         seqno,
@@ -332,7 +355,7 @@ fn apply_abort(
     let item = Item::new(key, meta, Kind::Abort { prepared }, None);
     let ended = vb.log.append_given(&item).map_err(|e| not_taken(seqno, e))?;
     slot.take_prepare(prepared);
-    if !from_disk {
+    if is_ordered {
         vb.note_completed(prepared);
     }
     Ok((true, ended))

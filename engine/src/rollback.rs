@@ -64,6 +64,8 @@ impl Bucket {
         vb.become_passive();
         *state = before;
         vb.is_rolling_back.store(false, SeqCst);
+        drop(state);
+        vb.bells.ring(vb.id);
         recovered
     }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use document::{snappy, xattr};
-use types::{Datatype, DeleteSource, Item, Kind};
+use types::{Datatype, DeleteSource, Item, Kind, Seqno};
 use wire::dcp::{Completion, Deletion, Message, Mutation, OpenFlags, Prepare};
 use wire::kv::Key;
 
@@ -14,6 +14,18 @@ const INFLATED_BYTES_MAX: usize = 32 << 20;
 
 /// A value in the form it is sent.
 type Value<'a> = (Datatype, Cow<'a, [u8]>);
+
+/// The item as it is told to a consumer that asked in the middle of a snapshot. If that came from a disk, it lacks the prepares
+/// that were decided by its end: what commits one of those is sent as the document it makes, as from a disk.
+pub(crate) fn outcome_of_half((whole, start): (Seqno, Seqno), item: Item) -> Item {
+    match item.kind() {
+        Kind::Committed { prepared: Some(prepared) } if whole < prepared && prepared <= start => {
+            let value = item.has_value().then(|| item.value());
+            Item::new(item.key(), item.meta(), Kind::Committed { prepared: None }, value)
+        }
+        _ => item,
+    }
+}
 
 impl Terms {
     /// Whether the change says anything to a consumer that knows no more than documents.
@@ -142,7 +154,7 @@ fn damaged(item: &Item, what: &dyn std::fmt::Display) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use types::{Cas, KeyBuf, Level, Meta, RevSeqno, Seqno};
+    use types::{Cas, KeyBuf, Level, Meta, RevSeqno};
     use wire::dcp::Open;
     use wire::{Feature, FeatureSet};
 
@@ -245,6 +257,12 @@ mod tests {
         assert_eq!(both(&deleted(DeleteSource::Explicit)), ["deletion None", "deletion Some(5)"]);
         assert_eq!(both(&deleted(DeleteSource::Expiry)), ["deletion None", "expiration Some(5)"]);
         let committed = Kind::Committed { prepared: Some(Seqno(3)) };
+        for (half, expected) in [((2, 3), "mutation"), ((3, 9), "commit 3"), ((0, 2), "commit 3"), ((3, 3), "commit 3")]
+        {
+            let half = (Seqno(half.0), Seqno(half.1));
+            let item = outcome_of_half(half, item(Datatype::RAW, None, committed, Some(b"v")));
+            assert_eq!(name(&rich, &item).unwrap(), expected, "{half:?}");
+        }
         assert_eq!(both(&item(Datatype::RAW, None, committed, Some(b"v"))), ["mutation", "commit 3"]);
         let prepare = item(Datatype::RAW, Some(DeleteSource::Explicit), Kind::Prepare { level: Level::Majority }, None);
         let abort = item(Datatype::RAW, Some(DeleteSource::Explicit), Kind::Abort { prepared: Seqno(3) }, None);

@@ -15,6 +15,7 @@ use types::{CollectionId, Seqno, VbId, VbState};
 use wire::dcp::{EndReason, Message, Open, OpenFlags, Packet, StreamFlags, StreamRequest, push_failover_log};
 use wire::{Feature, FeatureSet, Status};
 
+use crate::dress::outcome_of_half;
 use crate::filter::{Filter, Wishes};
 use crate::flow::Flow;
 use crate::inbox::{Inbox, Note, StreamNumber, Wake};
@@ -214,6 +215,7 @@ impl Producer {
         if flags.has(StreamFlags::DISK_ONLY) {
             end = end.min(vb.log.marks.filed());
         }
+        let is_whole = start == request.snap_end && !flags.has(StreamFlags::FROM_LATEST);
         let mut log = Vec::new();
         push_failover_log(&mut log, record.failover.newest_first().iter().map(|entry| (entry.uuid, entry.seqno)));
         self.made += 1;
@@ -224,9 +226,11 @@ impl Producer {
             stream_id: wishes.stream_id,
             start,
             end,
+            half: (if is_whole { start } else { request.snap_start }, start),
             filter: wishes.filter,
             state: record.state,
             uuid: record.failover.current().uuid,
+            rollbacks: record.rollbacks,
             purge: if flags.has(StreamFlags::IGNORE_PURGED_TOMBSTONES) { Seqno(u64::MAX) } else { purge },
             takeover: takes_over.then_some(Takeover::Sending),
             skips_deletes: self.terms.open.has(OpenFlags::SKIP_DELETES_IN_BACKFILL),
@@ -397,7 +401,7 @@ impl Producer {
             Next::Item(item) => {
                 stream.face.note_sent(item.seqno(), 1);
                 DCP_ITEMS_SENT.inc();
-                self.terms.dress(&item, put)
+                self.terms.dress(&outcome_of_half(stream.plan.half, item), put)
             }
         };
         if let Err(why) = dressed {

@@ -102,9 +102,13 @@ pub(crate) struct Plan {
     pub stream_id: Option<u16>,
     pub start: Seqno,
     pub end: Seqno,
+    /// What the consumer has of a snapshot that it was in the middle of; nothing if both are one.
+    pub half: (Seqno, Seqno),
     pub filter: Filter,
     pub state: VbState,
     pub uuid: VbUuid,
+    /// How often the vBucket had been rolled back.
+    pub rollbacks: u32,
     /// Tombstones up to here may be gone, and that is fine.
     pub purge: Seqno,
     pub skips_deletes: bool,
@@ -228,7 +232,10 @@ impl Stream {
 
     /// What it was promised was promised by the vBucket as it was then.
     fn is_of_another_life(&self, record: &VbRecord) -> bool {
-        let Plan { state, uuid, takeover, .. } = self.plan;
+        let Plan { state, uuid, rollbacks, takeover, .. } = self.plan;
+        if record.rollbacks != rollbacks {
+            return true;
+        }
         if takeover.is_some_and(Takeover::has_let_go) {
             return record.state != VbState::Dead;
         }
