@@ -150,10 +150,20 @@ fn two_nodes_acknowledge_by_majority_and_one_survives_the_other() {
 /// was on its way.
 #[test]
 fn what_was_acknowledged_under_load_is_at_the_survivor() {
+    kill_the_active_under_load(2, 1);
+}
+
+/// The replica that does not take over may have more than the one that does: it goes back, and durable writes go on.
+#[test]
+fn what_was_acknowledged_under_load_is_at_both_survivors() {
+    kill_the_active_under_load(3, 2);
+}
+
+fn kill_the_active_under_load(count: u16, replicas: u8) {
     const CLIENTS: usize = 8;
     const ACKNOWLEDGED: usize = 600;
     let dir = directory();
-    let nodes = Nodes::start(dir.path(), 2, 1);
+    let nodes = Nodes::start(dir.path(), count, replicas);
     let [first, second] = [&nodes.kv[0], &nodes.kv[1]];
     let chains = chains(&mut nodes.client(first));
     let mine: Vec<u16> = (0..VBUCKETS).filter(|vb| chains[usize::from(*vb)][0] == 0).collect();
@@ -187,13 +197,19 @@ fn what_was_acknowledged_under_load_is_at_the_survivor() {
         clients.into_iter().map(|client| client.join().expect("no panic")).collect()
     });
     nodes.fail_over(first, second);
-    let mut survivor = nodes.client(second);
+    let rows = crate::chains(&mut nodes.client(second));
+    let mut survivors: Vec<Connection> = nodes.kv[1..].iter().map(|node| nodes.client(node)).collect();
     for (key, (vb, n)) in &acknowledged {
+        let survivor = &mut survivors[rows[usize::from(*vb)][0] as usize];
         let reply = survivor.get(*vb, key).expect("an answer");
         assert_eq!(reply.status, Status::Success, "{key}, acknowledged as {n}: {}", reply.text());
         let found: u64 = reply.text().parse().expect("a number");
         let client: usize = key[1..].split('-').next().and_then(|n| n.parse().ok()).expect("its writer");
         assert!(found == *n || found == last_sent[client], "{key}: {found}, acknowledged {n}");
+        if replicas > 1 {
+            let again = survivor.set(*vb, key, b"0", Some(Level::PersistMajority)).expect("an answer");
+            assert_eq!(again.status, Status::Success, "{key}: {}", again.text());
+        }
     }
     nodes.server.stop();
 }
