@@ -274,7 +274,7 @@ fn requests_that_cannot_be_met_get_the_status_that_says_why() {
         refused("opcode 0xff", unknown(0xff), Status::UnknownCommand),
         refused("opcode 0x88", unknown(0x88), Status::UnknownCommand),
         refused("a tap opcode", unknown(0x40), Status::NotSupported),
-        refused("a DCP opcode", unknown(0x50), Status::NotSupported),
+        refused("a DCP opcode without its extras", unknown(0x50), Status::Einval),
         refused(
             "a vBucket that there is not",
             RequestFrame { vbucket: 16, key: b"k", ..frame(Opcode::Get) },
