@@ -45,6 +45,19 @@ impl Nodes {
         assert!(status.expect("sh starts").success());
     }
 
+    /// SIGSTOP; returns when none of its threads runs any more.
+    fn stop_still(&self, node: &str) {
+        self.signal(node, "STOP");
+        let tasks = format!("/proc/{}/task", self.pids[node]);
+        let is_still = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.expect("a task").path().join("stat")).expect("its state");
+            stat.rsplit_once(") ").expect("its name comes before").1.starts_with('T')
+        };
+        while !std::fs::read_dir(&tasks).expect("it runs").all(is_still) {
+            std::thread::yield_now();
+        }
+    }
+
     /// SIGKILL; returns when it is gone.
     fn kill(&self, node: &str) {
         self.signal(node, "KILL");
@@ -221,7 +234,7 @@ fn while_the_replica_is_stopped_a_durable_write_is_ambiguous_and_then_goes_on() 
     let [first, second] = [&nodes.kv[0], &nodes.kv[1]];
     let mut a = nodes.client(first);
     assert_eq!(a.set(0, "k", b"1", Some(Level::Majority)).expect("an answer").status, Status::Success);
-    nodes.signal(second, "STOP");
+    nodes.stop_still(second);
     assert_eq!(set_within(&mut a, 0, "k", "2", 300), Status::SyncWriteAmbiguous);
     assert_eq!(a.get(0, "k").expect("an answer").text(), "1", "what came to nothing is seen by nobody");
     assert_eq!(a.set(0, "other", b"3", None).expect("an answer").status, Status::Success);
