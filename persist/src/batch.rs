@@ -1,6 +1,7 @@
 //! One flush's changes, made ready for the file: one entry an id, and what they do to the vBucket's facts.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 
 use changelog::{Place, Slice, VbRecord};
 use types::{Datatype, Item, Kind, Seqno};
@@ -41,8 +42,8 @@ pub struct Batch {
 
 impl Batch {
     pub fn of(slice: &Slice) -> Batch {
-        let completed = slice.items.iter().filter_map(completes).max();
-        let is_done = |item: &&Item| matches!(item.kind(), Kind::Prepare { .. }) && Some(item.seqno()) <= completed;
+        let completed: HashSet<Seqno> = slice.items.iter().filter_map(completes).collect();
+        let is_done = |item: &&Item| matches!(item.kind(), Kind::Prepare { .. }) && completed.contains(&item.seqno());
         let wanted = slice.items.iter().filter(|item| !is_done(item));
         let mut entries: Vec<_> = wanted.map(|item| Entry { id: file_id(item), item: item.clone() }).collect();
         entries.sort_unstable_by(|a, b| (&a.id, Reverse(a.item.seqno())).cmp(&(&b.id, Reverse(b.item.seqno()))));
@@ -107,7 +108,7 @@ impl Batch {
     }
 }
 
-/// The prepare that this item completes. They are completed in the order of their seqnos.
+/// The prepare that this item completes.
 fn completes(item: &Item) -> Option<Seqno> {
     match item.kind() {
         Kind::Committed { prepared } => prepared,
