@@ -320,7 +320,7 @@ fn both_nodes_may_be_killed_at_once() {
         let kv: Vec<String> = server.kv.split(',').map(str::to_owned).collect();
         (server, kv)
     };
-    let (server, kv) = start();
+    let (mut server, kv) = start();
     let rows = chains(&mut log_in(&kv[0]));
     let pids: Vec<String> =
         server.said().lines().filter_map(|line| Some(line.split_once("pid=")?.1.to_owned())).collect();
@@ -345,6 +345,8 @@ fn both_nodes_may_be_killed_at_once() {
         let clients: Vec<_> = (0..VBUCKETS).map(|vb| scope.spawn(move || work(vb))).collect();
         clients.into_iter().map(|client| client.join().expect("no panic")).collect()
     });
+    // An end it has yet to hear of would be one of its own stop.
+    assert!(kv.iter().all(|node| server.wait_for_log(&format!("node {node} ended with"))), "{}", server.stderr);
     server.stop();
     let (server, kv) = start();
     for (vb, acknowledged) in (0..VBUCKETS).zip(acknowledged) {
