@@ -338,8 +338,12 @@ impl Worker {
         match self.job {
             Job::Flush => {
                 let Some(vb) = shared.flushes.pop() else { return false };
+                let was_unnamed = vb.is_unnamed();
                 let outcome = flusher::flush(&vb);
                 shared.end_flush(&vb, outcome);
+                if was_unnamed {
+                    shared.compactor.flush_ended(&vb);
+                }
             }
             Job::Fetch => {
                 let next = shared.fetches.lock().as_mut().and_then(VecDeque::pop_front);
