@@ -65,6 +65,13 @@ pub(crate) struct Committed {
     pub live_bytes: u64,
 }
 
+impl Committed {
+    /// How far it has come: a seqno after a rollback is further than any before it.
+    pub fn reach(&self) -> (u32, Seqno) {
+        (self.facts.record.rollbacks, self.high)
+    }
+}
+
 pub(crate) struct Attached {
     pub log: Arc<Changelog>,
     pub cursor: Cursor,
