@@ -128,10 +128,15 @@ pub struct ConsumerFace {
 ///
 /// 1. At most one consumer follows for a vBucket at a time; its owner sees to that.
 /// 2. Bytes are said to be dealt with once their message was, and all are said in the end.
+/// 3. What it does for a message does not grow with the number of streams.
 pub struct Consumer {
     bucket: Arc<Bucket>,
     inbox: Arc<Inbox<Note>>,
     streams: BTreeMap<VbId, Stream>,
+    /// Streams in [`Place::Following`].
+    following: u64,
+    /// No stream is due before.
+    due_at: Duration,
     out: Vec<u8>,
     opaque: u32,
     /// Controls that the peer has to agree to, in the order of their opaques.
@@ -173,6 +178,8 @@ impl Consumer {
             bucket: Arc::clone(bucket),
             inbox: Inbox::new(wake),
             streams: BTreeMap::new(),
+            following: 0,
+            due_at: Duration::MAX,
             out: Vec::new(),
             opaque: OPAQUE_STREAM,
             controls,
@@ -209,6 +216,7 @@ impl Consumer {
                 (stream.place, stream.failures) = (Place::Due, 0);
             }
         }
+        self.due_at = Duration::ZERO;
     }
 
     /// What is to be sent; take out what was.
@@ -223,11 +231,7 @@ impl Consumer {
 
     /// When it is to be looked at by the clock.
     pub fn deadline(&self) -> Duration {
-        let rests = self.streams.values().filter_map(|stream| match stream.place {
-            Place::Resting { until } => Some(until),
-            _ => None,
-        });
-        rests.chain(self.full).fold(self.heard + SILENCE_MAX, Duration::min)
+        (self.heard + SILENCE_MAX).min(self.due_at).min(self.full.unwrap_or(Duration::MAX))
     }
 
     /// Looks at what others left word of and at the clock.
@@ -256,18 +260,28 @@ impl Consumer {
                 Err(why) => self.rest(vb, now, &why),
             }
         }
-        let is_due = |stream: &Stream| match stream.place {
-            Place::Due => true,
-            Place::Resting { until } => until <= now,
-            _ => false,
-        };
-        let due: Vec<VbId> = self.streams.iter().filter(|(_, stream)| is_due(stream)).map(|(vb, _)| *vb).collect();
-        due.into_iter().for_each(|vb| self.ask(vb, now));
+        if self.due_at <= now {
+            self.ask_who_is_due(now);
+        }
         if self.full.is_some_and(|until| until <= now) {
             self.full = None;
         }
         self.note_following();
         Ok(())
+    }
+
+    fn ask_who_is_due(&mut self, now: Duration) {
+        self.due_at = Duration::MAX;
+        let mut due = Vec::new();
+        for (vb, stream) in &self.streams {
+            match stream.place {
+                Place::Due => due.push(*vb),
+                Place::Resting { until } if until <= now => due.push(*vb),
+                Place::Resting { until } => self.due_at = self.due_at.min(until),
+                Place::Asked | Place::Following | Place::GoingBack => {}
+            }
+        }
+        due.into_iter().for_each(|vb| self.ask(vb, now));
     }
 
     fn ask(&mut self, vb: VbId, now: Duration) {
@@ -290,13 +304,21 @@ impl Consumer {
         Packet { vb, opaque: self.opaque, stream_id: None, message }.encode(&mut self.out);
         let opaque = self.opaque;
         if let Some(stream) = self.streams.get_mut(&vb) {
-            (stream.place, stream.opaque) = (Place::Asked, opaque);
+            stream.opaque = opaque;
         }
+        self.put(vb, Place::Asked);
     }
 
+    /// The one way from place to place.
     fn put(&mut self, vb: VbId, place: Place) {
-        if let Some(stream) = self.streams.get_mut(&vb) {
-            stream.place = place;
+        let Some(stream) = self.streams.get_mut(&vb) else { return };
+        let before = std::mem::replace(&mut stream.place, place);
+        self.following -= u64::from(before == Place::Following);
+        self.following += u64::from(place == Place::Following);
+        match place {
+            Place::Due => self.due_at = Duration::ZERO,
+            Place::Resting { until } => self.due_at = self.due_at.min(until),
+            Place::Asked | Place::Following | Place::GoingBack => {}
         }
     }
 
@@ -304,7 +326,7 @@ impl Consumer {
         let Some(stream) = self.streams.get_mut(&vb) else { return };
         let pause = (REST_MIN * 2u32.saturating_pow(stream.failures.min(16))).min(REST_MAX);
         stream.failures += 1;
-        stream.place = Place::Resting { until: now + pause };
+        self.put(vb, Place::Resting { until: now + pause });
         tracing::debug!(bucket = self.bucket.name(), vb = vb.0, ?pause, "its stream rests: {why}");
     }
 
@@ -402,8 +424,9 @@ impl Consumer {
         }
         if let Some(stream) = self.streams.get_mut(&vb) {
             // The peer may have forgotten what it was told.
-            (stream.place, stream.acked) = (Place::Following, Seqno(0));
+            stream.acked = Seqno(0);
         }
+        self.put(vb, Place::Following);
         self.say_prepared(vb);
     }
 
@@ -460,8 +483,7 @@ impl Consumer {
     }
 
     fn note_following(&self) {
-        let following = self.streams.values().filter(|stream| stream.place == Place::Following).count();
-        self.face.following.store(following as u64, Relaxed);
+        self.face.following.store(self.following, Relaxed);
     }
 
     /// Where each stream is, in order of vBucket.
