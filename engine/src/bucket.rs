@@ -24,6 +24,7 @@ use crate::ops::{Attempt, Fetched, Prepared, Run, Step, Stop};
 use crate::owned::OwnedRequest;
 use crate::pager::{Deadlines, Pager, Pressure};
 use crate::roles::RecordWaiters;
+use crate::takeover::Takeovers;
 use crate::terms::Terms;
 use crate::vbucket::{Beginning, VBucket};
 use crate::warm_up::WarmUp;
@@ -61,6 +62,7 @@ pub struct Bucket {
     pub(crate) armed: Mutex<BTreeSet<VbId>>,
     /// Those who wait for a vBucket's record to be durable.
     pub(crate) record_waiters: RecordWaiters,
+    pub(crate) takeovers: Takeovers,
     tasks: OnceLock<Tasks>,
     pub(crate) warm_up: WarmUp,
 }
@@ -171,6 +173,7 @@ impl Bucket {
             pressure: Pressure::default(),
             armed: Mutex::ranked(Rank::Durability, BTreeSet::new()),
             record_waiters: RecordWaiters::default(),
+            takeovers: Takeovers::default(),
             tasks: OnceLock::new(),
             warm_up: WarmUp::default(),
             store,
@@ -215,6 +218,7 @@ impl Bucket {
             vb.take_waiting().tell(why);
         }
         self.record_waiters.cancel();
+        self.takeovers.cancel();
     }
 
     pub(crate) fn me(&self) -> Option<Arc<Bucket>> {
