@@ -57,6 +57,7 @@ pub struct Bucket {
     pub(crate) fetching: Fetching,
     pub counters: Counters,
     pub(crate) stopped: AtomicBool,
+    is_held: AtomicBool,
     pub(crate) pressure: Pressure,
     /// vBuckets in which somebody waits against a deadline.
     pub(crate) armed: Mutex<BTreeSet<VbId>>,
@@ -174,6 +175,7 @@ impl Bucket {
             armed: Mutex::ranked(Rank::Durability, BTreeSet::new()),
             record_waiters: RecordWaiters::default(),
             takeovers: Takeovers::default(),
+            is_held: AtomicBool::new(false),
             tasks: OnceLock::new(),
             warm_up: WarmUp::default(),
             store,
@@ -242,6 +244,20 @@ impl Bucket {
 
     pub fn store(&self) -> &Arc<BucketStore> {
         &self.store
+    }
+
+    /// No request for a document is answered until [`Bucket::release`]: another node may be the one to ask.
+    pub fn hold(&self) {
+        self.is_held.store(true, SeqCst);
+    }
+
+    /// Returns whether it was held.
+    pub fn release(&self) -> bool {
+        self.is_held.swap(false, SeqCst)
+    }
+
+    pub fn is_held(&self) -> bool {
+        self.is_held.load(Relaxed)
     }
 
     /// One vBucket, for those who read its changelog.
@@ -317,6 +333,10 @@ impl Bucket {
             (Op::GetReplica, VbState::Replica) => {}
             (Op::SubdocLookup(lookup), VbState::Replica) if lookup.doc_flags.has(DocFlags::REPLICA_READ) => {}
             (Op::GetReplica, _) => return Err(OpError::NotMyVbucket.into()),
+            (_, VbState::Active) if self.is_held() => {
+                let why = "this node has yet to hear from the others that the vBucket is still its own";
+                return Err(OpError::Temporary(why.to_owned()).into());
+            }
             (_, VbState::Active) => {}
             _ => return Err(OpError::NotMyVbucket.into()),
         }
