@@ -33,6 +33,7 @@ mod replica;
 mod roles;
 mod rollback;
 mod stats;
+mod takeover;
 mod terms;
 mod value;
 mod vbucket;

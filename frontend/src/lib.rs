@@ -323,6 +323,12 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
             }
         });
     }
+    let weak = Arc::downgrade(&shared);
+    shared.cluster.on_change(move || {
+        if let Some(shared) = weak.upgrade() {
+            shared.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::MapChanged));
+        }
+    });
     shared.replicas.start(&shared);
     let listener = Listener::new(listener_poll, socket, shared);
     front_end.threads.push(thread::Builder::new().name("kv-listener".to_owned()).spawn(|| listener.run())?);

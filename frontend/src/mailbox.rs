@@ -40,6 +40,8 @@ pub enum Letter {
     Look {
         slot: Slot,
     },
+    /// Clients that asked for it are told that there is another map.
+    MapChanged,
     /// The bucket is deleted: connections to it end.
     BucketGone {
         name: Arc<str>,

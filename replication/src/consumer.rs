@@ -11,6 +11,7 @@
 //! | Asked | the peer agrees, with its histories | Following |
 //! | Asked | the peer says how far to go back | GoingBack |
 //! | Asked, Following | refused, ended, or what came makes no sense | Resting |
+//! | Following | the vBucket is to be taken over | Asked, for that |
 //! | GoingBack | the engine has gone back | Due, or Resting if it could not |
 //! | Resting | its pause is over | Due |
 //!
@@ -32,7 +33,8 @@ use wire::dcp::{
 use wire::{Close, Feature, FeatureSet, Frame, FrameReader, Next, Opcode, Reply, Side, Status};
 
 use crate::inbox::{Inbox, Wake};
-use crate::stats::{DCP_CONSUMERS, DCP_ITEMS_RECEIVED, DCP_ROLLBACKS_DONE};
+use crate::stats::{DCP_CONSUMERS, DCP_ITEMS_RECEIVED, DCP_ROLLBACKS_DONE, DCP_STREAMS_RESTED};
+use crate::takeover;
 
 /// What the peer may send before we say that we have dealt with some of it.
 const ROOM_BYTES: usize = 10 << 20;
@@ -90,6 +92,8 @@ struct Stream {
     acked: Seqno,
     /// How often in a row it came to nothing.
     failures: u32,
+    /// It was asked for to take the vBucket over.
+    takes_over: bool,
 }
 
 enum Note {
@@ -131,6 +135,8 @@ pub struct ConsumerFace {
 /// 3. What it does for a message does not grow with the number of streams.
 pub struct Consumer {
     bucket: Arc<Bucket>,
+    /// This node, as the chains name it.
+    node: Box<str>,
     inbox: Arc<Inbox<Note>>,
     streams: BTreeMap<VbId, Stream>,
     /// Streams in [`Place::Following`].
@@ -176,6 +182,7 @@ impl Consumer {
         DCP_CONSUMERS.add(1);
         let mut consumer = Consumer {
             bucket: Arc::clone(bucket),
+            node: node.into(),
             inbox: Inbox::new(wake),
             streams: BTreeMap::new(),
             following: 0,
@@ -207,16 +214,37 @@ impl Consumer {
         }
     }
 
-    /// Follows for these vBuckets too, and asks at once again for those that rest: something may have changed.
+    /// Follows for these vBuckets and no others: nothing more is applied to those left out. Asks at once again for those that rest,
+    /// and for those that are to be taken over: something may have changed.
     pub fn want(&mut self, vbs: &BTreeSet<VbId>) {
+        let left_out: Vec<VbId> = self.streams.keys().filter(|vb| !vbs.contains(vb)).copied().collect();
+        for vb in left_out {
+            self.close(vb);
+            self.put(vb, Place::Due);
+            self.streams.remove(&vb);
+        }
         for &vb in vbs {
-            let new = Stream { place: Place::Due, opaque: 0, acked: Seqno(0), failures: 0 };
+            let takes_over = self.bucket.takes_over(vb);
+            let new = Stream { place: Place::Due, opaque: 0, acked: Seqno(0), failures: 0, takes_over: false };
             let stream = self.streams.entry(vb).or_insert(new);
-            if matches!(stream.place, Place::Resting { .. }) {
-                (stream.place, stream.failures) = (Place::Due, 0);
+            match stream.place {
+                Place::Resting { .. } => (stream.place, stream.failures) = (Place::Due, 0),
+                Place::Following if takes_over && !stream.takes_over => {
+                    self.close(vb);
+                    self.put(vb, Place::Due);
+                }
+                _ => {}
             }
         }
         self.due_at = Duration::ZERO;
+    }
+
+    /// Has the peer end a stream, if there is one.
+    fn close(&mut self, vb: VbId) {
+        let is_open = |stream: &&Stream| matches!(stream.place, Place::Asked | Place::Following);
+        if let Some(stream) = self.streams.get(&vb).filter(is_open) {
+            Packet { vb, opaque: stream.opaque, stream_id: None, message: Message::CloseStream }.encode(&mut self.out);
+        }
     }
 
     /// What is to be sent; take out what was.
@@ -291,8 +319,10 @@ impl Consumer {
             _ => return self.rest(vb, now, "it is no replica here"),
         };
         self.opaque = self.opaque.wrapping_add(1).max(OPAQUE_STREAM);
+        let takes_over = self.bucket.takes_over(vb);
+        let flags = StreamFlags::ACTIVE_ONLY;
         let request = StreamRequest {
-            flags: StreamFlags::ACTIVE_ONLY,
+            flags: if takes_over { flags.with(StreamFlags::TAKEOVER) } else { flags },
             start: point.seqno,
             end: Seqno(u64::MAX),
             uuid: point.uuid,
@@ -304,7 +334,7 @@ impl Consumer {
         Packet { vb, opaque: self.opaque, stream_id: None, message }.encode(&mut self.out);
         let opaque = self.opaque;
         if let Some(stream) = self.streams.get_mut(&vb) {
-            stream.opaque = opaque;
+            (stream.opaque, stream.takes_over) = (opaque, takes_over);
         }
         self.put(vb, Place::Asked);
     }
@@ -326,7 +356,12 @@ impl Consumer {
         let Some(stream) = self.streams.get_mut(&vb) else { return };
         let pause = (REST_MIN * 2u32.saturating_pow(stream.failures.min(16))).min(REST_MAX);
         stream.failures += 1;
+        let took_over = std::mem::take(&mut stream.takes_over);
         self.put(vb, Place::Resting { until: now + pause });
+        DCP_STREAMS_RESTED.inc();
+        if took_over {
+            self.bucket.end_takeover(vb, why);
+        }
         tracing::debug!(bucket = self.bucket.name(), vb = vb.0, ?pause, "its stream rests: {why}");
     }
 
@@ -425,8 +460,14 @@ impl Consumer {
         if let Some(stream) = self.streams.get_mut(&vb) {
             // The peer may have forgotten what it was told.
             stream.acked = Seqno(0);
+            let takes_over = stream.takes_over;
+            self.put(vb, Place::Following);
+            if !takes_over && self.bucket.takes_over(vb) {
+                // Wanted since it was asked for.
+                self.close(vb);
+                return self.put(vb, Place::Due);
+            }
         }
-        self.put(vb, Place::Following);
         self.say_prepared(vb);
     }
 
@@ -442,8 +483,7 @@ impl Consumer {
 
     /// Ends a stream that the peer goes on with.
     fn give_up(&mut self, vb: VbId, now: Duration, why: &str) {
-        let Some(stream) = self.streams.get(&vb) else { return };
-        Packet { vb, opaque: stream.opaque, stream_id: None, message: Message::CloseStream }.encode(&mut self.out);
+        self.close(vb);
         tracing::warn!(bucket = self.bucket.name(), vb = vb.0, "its stream is begun anew: {why}");
         self.rest(vb, now, why);
     }
@@ -455,6 +495,10 @@ impl Consumer {
         let Some(stream) = self.streams.get_mut(&vb).filter(is_current) else { return true };
         if let Message::StreamEnd(reason) = packet.message {
             self.rest(vb, now, reason.text());
+            return true;
+        }
+        if let Message::SetVbucketState { state, details } = packet.message {
+            self.be_handed(packet, state, details, now);
             return true;
         }
         match hand_over(&self.bucket, vb, &packet.message) {
@@ -472,6 +516,28 @@ impl Consumer {
                 self.give_up(vb, now, &error.to_string());
                 true
             }
+        }
+    }
+
+    /// The peer hands its vBucket over. If it cannot be taken now, the peer is told and gives up.
+    fn be_handed(&mut self, packet: &Packet<'_>, state: VbState, details: &[u8], now: Duration) {
+        let handed =
+            takeover::parse_details(details, &self.node).ok_or_else(|| "histories that are cut short".to_owned());
+        let taken = handed.and_then(|(failover, topology)| {
+            self.bucket.hand_over(packet.vb, state, failover, topology).map_err(|error| error.to_string())
+        });
+        let status = if taken.is_ok() { Status::Success } else { Status::Einval };
+        Reply::new(Opcode::DcpSetVbucketState as u8, status, packet.opaque).encode(&mut self.out);
+        match taken {
+            Ok(()) => {
+                let name = state.name();
+                tracing::info!(
+                    bucket = self.bucket.name(),
+                    vb = packet.vb.0,
+                    "is {name} here, as its node hands it over"
+                );
+            }
+            Err(why) => self.rest(packet.vb, now, &why),
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) type StreamNumber = u64;
 pub(crate) enum Note {
     Rung(StreamNumber),
     Read(StreamNumber, Result<Piece, String>),
+    /// That the vBucket of a stream is dead here is on disk, or never will be.
+    LetGo(StreamNumber, bool),
 }
 
 /// Part of a file.

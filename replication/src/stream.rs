@@ -1,10 +1,10 @@
 //! One vBucket for one consumer.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use changelog::{Follower, Slice, VbRecord};
-use engine::{Bell, Bucket, VBucket};
+use engine::{Bell, Bucket, Mailbox, OpResult, Outcome, Role, Ticket, VBucket, Waiter};
 use persist::{BucketStore, Changes};
 use types::{Seqno, VbId, VbState, VbUuid};
 use wire::dcp::EndReason;
@@ -167,6 +167,11 @@ impl Stream {
         self.bucket.vbucket(self.plan.vb).expect("a stream is of a vBucket there is")
     }
 
+    /// What the vBucket is now.
+    pub fn record(&self) -> Arc<VbRecord> {
+        self.vbucket().log.record()
+    }
+
     /// What to do next.
     pub fn step(&mut self, terms: &Terms) -> Step {
         loop {
@@ -230,14 +235,29 @@ impl Stream {
         }
     }
 
-    /// The receiver of a vBucket that moves is what it was told to be. False: it was told nothing, or it cannot move from here.
-    pub fn answered(&mut self) -> bool {
-        let Some(next) = self.plan.takeover.and_then(Takeover::answered) else { return false };
-        if next == Takeover::Draining && self.bucket.set_vb_state(self.plan.vb, VbState::Dead, None).is_err() {
-            return false;
-        }
+    /// The receiver of a vBucket that moves is what it was told to be, if it was told anything. `Err`: it cannot move from here.
+    pub fn answered(&mut self, inbox: &Arc<Inbox>) -> Result<(), EndReason> {
+        let Some(next) = self.plan.takeover.and_then(Takeover::answered) else { return Ok(()) };
         self.plan.takeover = Some(next);
-        true
+        if next != Takeover::LettingGo {
+            return Ok(());
+        }
+        let mailbox: Arc<dyn Mailbox> = Arc::new(LetGo(Arc::downgrade(inbox)));
+        let ticket = Ticket { slot: 0, generation: 0, request: self.plan.number };
+        let waiter = || Waiter::new(Arc::clone(&mailbox), ticket);
+        match self.bucket.set_vbucket_state(self.plan.vb, Role::of(VbState::Dead, None), &waiter) {
+            Outcome::Done(Err(_)) => Err(EndReason::StateChanged),
+            Outcome::Done(Ok(_)) => {
+                self.let_go();
+                Ok(())
+            }
+            Outcome::Pending => Ok(()),
+        }
+    }
+
+    /// That the vBucket is dead here is on disk.
+    pub fn let_go(&mut self) {
+        self.plan.takeover = self.plan.takeover.and_then(Takeover::recorded).or(self.plan.takeover);
     }
 
     /// What it was promised was promised by the vBucket as it was then.
@@ -344,6 +364,18 @@ impl Stream {
     /// Whether it reads the file, or has what it read.
     pub fn has_turn(&self) -> bool {
         matches!(self.phase, Phase::Reading | Phase::Read(_))
+    }
+}
+
+/// Leaves word when a stream's vBucket is dead on disk.
+/// Outlives the stream.
+struct LetGo(Weak<Inbox>);
+
+impl Mailbox for LetGo {
+    fn deliver(&self, ticket: Ticket, result: OpResult) {
+        if let Some(inbox) = self.0.upgrade() {
+            inbox.post(Note::LetGo(ticket.request, result.is_ok()));
+        }
     }
 }
 
