@@ -13,7 +13,9 @@
 #![forbid(unsafe_code)]
 
 mod churn;
+mod client;
 mod connection;
+mod event_loop;
 mod experiment;
 mod kv;
 pub mod load;
@@ -23,6 +25,7 @@ pub mod process;
 mod progress;
 pub mod protocol;
 mod report;
+mod route;
 mod servers;
 mod slots;
 pub mod tally;
