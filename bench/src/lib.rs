@@ -14,7 +14,9 @@
 
 mod canary;
 mod churn;
+mod client;
 mod connection;
+mod event_loop;
 mod experiment;
 mod kv;
 pub mod load;
@@ -24,6 +26,7 @@ pub mod process;
 mod progress;
 pub mod protocol;
 mod report;
+mod route;
 mod servers;
 mod slots;
 pub mod tally;
