@@ -17,6 +17,7 @@ mod bell;
 mod bucket;
 mod chain;
 mod counters;
+mod deletion;
 mod durability;
 mod engine;
 mod expiry;
