@@ -132,12 +132,17 @@ pub struct ConsumerFace {
 ///
 /// 1. At most one consumer follows for a vBucket at a time; its owner sees to that.
 /// 2. Bytes are said to be dealt with once their message was, and all are said in the end.
+/// 3. What it does for a message does not grow with the number of streams.
 pub struct Consumer {
     bucket: Arc<Bucket>,
     /// This node, as the chains name it.
     node: Box<str>,
     inbox: Arc<Inbox<Note>>,
     streams: BTreeMap<VbId, Stream>,
+    /// Streams in [`Place::Following`].
+    following: u64,
+    /// No stream is due before.
+    due_at: Duration,
     out: Vec<u8>,
     opaque: u32,
     /// Controls that the peer has to agree to, in the order of their opaques.
@@ -180,6 +185,8 @@ impl Consumer {
             node: node.into(),
             inbox: Inbox::new(wake),
             streams: BTreeMap::new(),
+            following: 0,
+            due_at: Duration::MAX,
             out: Vec::new(),
             opaque: OPAQUE_STREAM,
             controls,
@@ -213,6 +220,7 @@ impl Consumer {
         let left_out: Vec<VbId> = self.streams.keys().filter(|vb| !vbs.contains(vb)).copied().collect();
         for vb in left_out {
             self.close(vb);
+            self.put(vb, Place::Due);
             self.streams.remove(&vb);
         }
         for &vb in vbs {
@@ -228,6 +236,7 @@ impl Consumer {
                 _ => {}
             }
         }
+        self.due_at = Duration::ZERO;
     }
 
     /// Has the peer end a stream, if there is one.
@@ -250,11 +259,7 @@ impl Consumer {
 
     /// When it is to be looked at by the clock.
     pub fn deadline(&self) -> Duration {
-        let rests = self.streams.values().filter_map(|stream| match stream.place {
-            Place::Resting { until } => Some(until),
-            _ => None,
-        });
-        rests.chain(self.full).fold(self.heard + SILENCE_MAX, Duration::min)
+        (self.heard + SILENCE_MAX).min(self.due_at).min(self.full.unwrap_or(Duration::MAX))
     }
 
     /// Looks at what others left word of and at the clock.
@@ -283,18 +288,28 @@ impl Consumer {
                 Err(why) => self.rest(vb, now, &why),
             }
         }
-        let is_due = |stream: &Stream| match stream.place {
-            Place::Due => true,
-            Place::Resting { until } => until <= now,
-            _ => false,
-        };
-        let due: Vec<VbId> = self.streams.iter().filter(|(_, stream)| is_due(stream)).map(|(vb, _)| *vb).collect();
-        due.into_iter().for_each(|vb| self.ask(vb, now));
+        if self.due_at <= now {
+            self.ask_who_is_due(now);
+        }
         if self.full.is_some_and(|until| until <= now) {
             self.full = None;
         }
         self.note_following();
         Ok(())
+    }
+
+    fn ask_who_is_due(&mut self, now: Duration) {
+        self.due_at = Duration::MAX;
+        let mut due = Vec::new();
+        for (vb, stream) in &self.streams {
+            match stream.place {
+                Place::Due => due.push(*vb),
+                Place::Resting { until } if until <= now => due.push(*vb),
+                Place::Resting { until } => self.due_at = self.due_at.min(until),
+                Place::Asked | Place::Following | Place::GoingBack => {}
+            }
+        }
+        due.into_iter().for_each(|vb| self.ask(vb, now));
     }
 
     fn ask(&mut self, vb: VbId, now: Duration) {
@@ -319,13 +334,21 @@ impl Consumer {
         Packet { vb, opaque: self.opaque, stream_id: None, message }.encode(&mut self.out);
         let opaque = self.opaque;
         if let Some(stream) = self.streams.get_mut(&vb) {
-            (stream.place, stream.opaque, stream.takes_over) = (Place::Asked, opaque, takes_over);
+            (stream.opaque, stream.takes_over) = (opaque, takes_over);
         }
+        self.put(vb, Place::Asked);
     }
 
+    /// The one way from place to place.
     fn put(&mut self, vb: VbId, place: Place) {
-        if let Some(stream) = self.streams.get_mut(&vb) {
-            stream.place = place;
+        let Some(stream) = self.streams.get_mut(&vb) else { return };
+        let before = std::mem::replace(&mut stream.place, place);
+        self.following -= u64::from(before == Place::Following);
+        self.following += u64::from(place == Place::Following);
+        match place {
+            Place::Due => self.due_at = Duration::ZERO,
+            Place::Resting { until } => self.due_at = self.due_at.min(until),
+            Place::Asked | Place::Following | Place::GoingBack => {}
         }
     }
 
@@ -333,9 +356,10 @@ impl Consumer {
         let Some(stream) = self.streams.get_mut(&vb) else { return };
         let pause = (REST_MIN * 2u32.saturating_pow(stream.failures.min(16))).min(REST_MAX);
         stream.failures += 1;
-        stream.place = Place::Resting { until: now + pause };
+        let took_over = std::mem::take(&mut stream.takes_over);
+        self.put(vb, Place::Resting { until: now + pause });
         DCP_STREAMS_RESTED.inc();
-        if std::mem::take(&mut stream.takes_over) {
+        if took_over {
             self.bucket.end_takeover(vb, why);
         }
         tracing::debug!(bucket = self.bucket.name(), vb = vb.0, ?pause, "its stream rests: {why}");
@@ -435,13 +459,14 @@ impl Consumer {
         }
         if let Some(stream) = self.streams.get_mut(&vb) {
             // The peer may have forgotten what it was told.
-            (stream.place, stream.acked) = (Place::Following, Seqno(0));
+            stream.acked = Seqno(0);
             if !stream.takes_over && self.bucket.takes_over(vb) {
                 // Wanted since it was asked for.
                 self.close(vb);
                 return self.put(vb, Place::Due);
             }
         }
+        self.put(vb, Place::Following);
         self.say_prepared(vb);
     }
 
@@ -523,8 +548,7 @@ impl Consumer {
     }
 
     fn note_following(&self) {
-        let following = self.streams.values().filter(|stream| stream.place == Place::Following).count();
-        self.face.following.store(following as u64, Relaxed);
+        self.face.following.store(self.following, Relaxed);
     }
 
     /// Where each stream is, in order of vBucket.

@@ -119,11 +119,14 @@ pub(crate) struct Plan {
 /// 1. `read` is how far the changes of the vBucket were looked at; what of them is to be sent and was not is in `queue`.
 /// 2. The bell is on the vBucket's list as long as the stream lives.
 /// 3. It holds one slice or one piece at most, beside what the changelog keeps for it.
+/// 4. `saw_all`: the last look at the changelog left nothing there. As long as the bell has not rung since, another would
+///    find nothing.
 pub(crate) struct Stream {
     pub plan: Plan,
     bucket: Arc<Bucket>,
     phase: Phase,
     read: Seqno,
+    saw_all: bool,
     /// Where the next snapshot begins.
     next_start: Seqno,
     queue: VecDeque<Next>,
@@ -143,6 +146,7 @@ impl Stream {
             bucket: Arc::clone(bucket),
             phase: Phase::Waiting,
             read: plan.start,
+            saw_all: false,
             next_start: plan.start,
             queue: VecDeque::new(),
             of_disk: None,
@@ -194,6 +198,7 @@ impl Stream {
                 Phase::Reading => return Step::Rest,
                 Phase::Read(changes) if !changes.is_done() => return Step::ReadOn,
                 Phase::Read(_) => self.end_of_file(),
+                Phase::InMemory(_) if self.has_nothing_new() => return self.caught_up(),
                 Phase::InMemory(follower) => {
                     self.bell.hush();
                     match self.vbucket().log.take(follower, SLICE_BYTES) {
@@ -207,6 +212,11 @@ impl Stream {
                 }
             }
         }
+    }
+
+    /// Whoever lets go of a vBucket looks again all the same: a change may have its place and not have rung yet.
+    fn has_nothing_new(&self) -> bool {
+        self.saw_all && self.plan.takeover.is_none() && !self.bell.has_rung()
     }
 
     /// The consumer was told everything there is.
@@ -264,6 +274,7 @@ impl Stream {
 
     fn show(&mut self, terms: &Terms, slice: Slice) {
         let Slice { mut items, last, .. } = slice;
+        self.saw_all = last >= self.vbucket().log.marks.high();
         let last = last.min(self.plan.end);
         items.retain(|item| item.seqno() <= last);
         self.read = last;
@@ -274,6 +285,7 @@ impl Stream {
     }
 
     fn fall_behind(&mut self) {
+        self.saw_all = false;
         DCP_STREAMS_LEFT_BEHIND.inc();
         self.enter(Phase::Waiting);
     }

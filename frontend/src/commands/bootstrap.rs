@@ -1,7 +1,7 @@
 //! What a client does before its first document: greet, prove who it is, choose a bucket, learn the map.
 //!
-//! All of it is answered at once and in order. Clients pipeline the selection of a bucket behind the last message of the
-//! login, so the login must be over when the selection is looked at.
+//! All of it is answered in order. Clients pipeline the selection of a bucket behind the last message of the login, so the
+//! login must be over when the selection is looked at.
 
 use types::Datatype;
 use wire::kv::{ConfigVersion, Hello, Sasl};
@@ -13,6 +13,7 @@ use crate::auth::sasl::{MECHANISMS, Verdict};
 use crate::cluster::{BucketShape, Cluster, Revision};
 use crate::connection::{Selected, Session};
 use crate::counts;
+use crate::mailbox::{Answer, Letter};
 
 /// What a HELLO may switch on: each is a promise, so nothing is here before it works.
 const SUPPORTED: FeatureSet = FeatureSet::of(&[
@@ -122,8 +123,18 @@ impl Context<'_> {
         self.judged(verdict)
     }
 
-    fn judged(&mut self, verdict: Verdict) -> Result<(), Refusal> {
+    pub(super) fn judged(&mut self, verdict: Verdict) -> Result<(), Refusal> {
         match verdict {
+            Verdict::Untried(untried) => {
+                let ticket = self.ticket();
+                self.wait(ticket, true);
+                let (mailbox, users) = (self.mailbox.clone(), self.shared.users.clone());
+                self.shared.trials.put(move || {
+                    let answer = Answer::Login(untried.verify(&users));
+                    mailbox.post(Letter::Answer { ticket, answer });
+                });
+                Ok(())
+            }
             Verdict::Continue(challenge) => {
                 self.put(Reply { value: (&challenge, &[]), ..self.blank(Status::AuthContinue) });
                 Ok(())

@@ -255,6 +255,11 @@ impl<'c> Context<'c> {
                 self.put(reply);
             }
             Answer::Job(Err((status, context))) => self.fail(status, &context),
+            Answer::Login(verdict) => {
+                if let Err((status, context)) = self.judged(verdict) {
+                    self.fail(status, &context);
+                }
+            }
         }
     }
 
