@@ -189,6 +189,8 @@ impl Bucket {
         put("ep_item_eviction_policy", self.eviction_name().into());
         put("ep_max_ttl", rules.max_ttl_s.to_string());
         put("ep_durability_min_level", rules.min_durability.map_or("none", Level::name).into());
+        put("ep_compression_mode", rules.compression.name().into());
+        put("ep_flushall_enabled", self.spec().flush_enabled.to_string());
         put("ep_degraded_mode", "0".into());
         put("ep_bucket_type", "persistent".into());
         put("ep_num_non_resident", self.items().saturating_sub(self.resident_items()).to_string());
