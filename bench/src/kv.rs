@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::load::{self, Load, Until, Watch};
-use crate::process;
+use crate::observer::Observer;
 use crate::target::{Durability, Identity, Kind, Target};
 use crate::workload::{Order, Workload};
 use crate::{machine, report};
@@ -144,8 +144,8 @@ impl Kv {
                 bail!("filling the store failed: {:?}", filled.tally.errors);
             }
         }
-        let pid = target.socket_address().ok().and_then(process::listening_on);
-        let usage = || pid.and_then(process::usage_of_family);
+        let observer = Observer::new(target, &dialect, scratch.path())?;
+        let usage = || observer.usage();
         let outcome = load::run(target, &dialect, &load, &Watch { stop, usage: &usage, live: true })?;
 
         let what = self.describe();

@@ -20,6 +20,7 @@ mod experiment;
 mod kv;
 pub mod load;
 mod machine;
+mod observer;
 mod pace;
 pub mod process;
 mod progress;
