@@ -158,9 +158,10 @@ impl FileCache {
         clients: u32,
         time: Duration,
     ) -> Result<report::Row> {
-        let mut disk = machine::probe_sync(bench.scratch.path(), PROBE_SYNCS)?;
+        let probe = || machine::probe_sync(bench.scratch.path(), if self.common.quick { 100 } else { PROBE_SYNCS });
+        let mut disk = probe()?;
         let outcome = bench.drive(cluster, DURABLE, &self.load(clients, time))?;
-        disk.add(&machine::probe_sync(bench.scratch.path(), PROBE_SYNCS)?);
+        disk.add(&probe()?);
         let mut row = report::row(name, clients, &outcome);
         row.insert("fdatasync_mean_us".into(), json!(disk.mean_us()));
         let times = outcome.tally.latencies.mean_us() / disk.mean_us().max(0.1);
