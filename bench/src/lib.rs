@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod canary;
 mod churn;
 mod client;
 mod connection;

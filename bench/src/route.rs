@@ -139,8 +139,9 @@ mod tests {
             replicas: 1,
             nodes: hosts.iter().map(|(h, p)| Node { host: (*h).to_owned(), kv_port: *p, admin_port: 1 }).collect(),
             chains: chains.iter().map(chain).collect(),
+            forward: Default::default(),
         };
-        map.document(0).into_bytes()
+        map.document(Some(0)).into_bytes()
     }
 
     fn route(rev: i64, ports: &[u16], actives: &[i64]) -> Route {

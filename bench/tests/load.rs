@@ -1,5 +1,6 @@
 //! The load generator on a real front end over a real engine, in this process, on a free port.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -97,12 +98,13 @@ impl Server {
             replicas: 0,
             nodes: servers.iter().map(node).collect(),
             chains: (0..VBUCKETS).map(|vb| vec![Some(active(vb))]).collect(),
+            forward: BTreeMap::new(),
         };
         for vb in 0..VBUCKETS {
             let state = if active(vb) == this { VbState::Active } else { VbState::Dead };
             bucket.set_vb_state(VbId(vb), state, None).unwrap();
         }
-        self.cluster.give(&shape, revision, &map.document(this)).unwrap();
+        self.cluster.give(&shape, revision, &map.document(Some(this))).unwrap();
     }
 
     fn documents(&self) -> u64 {

@@ -19,6 +19,8 @@ use crate::client::{self, Client};
 
 /// Requests under way together to one node: a change of role waits for the disk, and many share a sync.
 const REQUESTS_AT_A_TIME: usize = 16;
+/// How long a node may be silent before it is taken for gone.
+const SIGN_OF_LIFE_MAX: Duration = Duration::from_secs(3);
 /// How long a vBucket that was taken over may take to settle what it inherited.
 const SETTLE_MAX: Duration = Duration::from_secs(30);
 
@@ -54,6 +56,11 @@ impl Coordinator {
         Ok(client)
     }
 
+    /// Whether anything answers there.
+    pub fn is_alive(&self, node: &str) -> bool {
+        Client::connect_within(SIGN_OF_LIFE_MAX, node, client::FEATURES).is_ok()
+    }
+
     /// The map that a node serves.
     pub fn map(&self, node: &str) -> Result<Map> {
         let answer = self.client(node)?.call(&RequestFrame::new(Opcode::GetClusterConfig))?.success()?;
@@ -61,12 +68,18 @@ impl Coordinator {
         Ok(map)
     }
 
-    /// Gives every node the map, each with its own place marked.
+    /// Gives every node the map, each with its own place marked. One that answers follows no active any more that it does not
+    /// name.
     pub fn give(&self, map: &Map) -> Result<()> {
+        self.give_but(map, None)
+    }
+
+    /// Gives all but one the map.
+    pub fn give_but(&self, map: &Map, gone: Option<usize>) -> Result<()> {
         let Revision { epoch, rev } = map.revision;
         let extras = [epoch.to_be_bytes(), rev.to_be_bytes()].concat();
-        for (at, node) in map.nodes.iter().enumerate() {
-            let document = map.document(at);
+        for (at, node) in map.nodes.iter().enumerate().filter(|(at, _)| Some(*at) != gone) {
+            let document = map.document(Some(at));
             let request = RequestFrame {
                 extras: &extras,
                 key: self.bucket.as_bytes(),
@@ -226,6 +239,7 @@ mod tests {
             replicas: 1,
             nodes: vec![node(1), node(2), node(3)],
             chains: layout::even(3, 1, 3),
+            forward: BTreeMap::new(),
         };
         let told: Vec<_> = (0..3).map(|vb| first_order(&map, vb, 0)).collect();
         let chain = vec![vec![Some("h:1".to_owned()), Some("h:2".to_owned())]];

@@ -23,7 +23,15 @@ pub struct Progress {
     pub high: Seqno,
 }
 
-/// The map without a node: of each vBucket that was active there, the replica that is furthest is active.
+/// The map in which a node is active for nothing, and nobody else instead: who followed it follows nobody.
+pub fn suspend(map: &Map, gone: usize) -> Map {
+    let mut next = map.clone();
+    next.revision = Revision { rev: map.revision.rev + 1, ..map.revision };
+    next.chains.iter_mut().flat_map(|chain| chain.first_mut()).for_each(|at| *at = at.filter(|at| *at != gone));
+    next
+}
+
+/// The map without a node: of each vBucket that was active there, or nowhere, the replica that is furthest is active.
 ///
 /// # Errors
 /// The vBuckets that nobody else has.
@@ -34,7 +42,7 @@ pub fn fail_over(map: &Map, gone: usize, progress: impl Fn(usize, usize) -> Prog
     let mut lost = Vec::new();
     for (vb, chain) in next.chains.iter_mut().enumerate() {
         let places = chain.len();
-        let was_active = chain[0] == Some(gone);
+        let was_active = chain[0].is_none_or(|at| at == gone);
         chain.retain(|at| at.is_some_and(|at| at != gone));
         if was_active && let Some(best) = chain.iter().flatten().copied().max_by_key(|at| progress(vb, *at)) {
             let from = chain.iter().position(|at| *at == Some(best)).unwrap_or(0);
@@ -64,6 +72,7 @@ mod tests {
             replicas: (chains[0].len() - 1) as u8,
             nodes: (0..nodes).map(node).collect(),
             chains,
+            forward: Default::default(),
         }
     }
 
@@ -99,6 +108,18 @@ mod tests {
         assert_eq!(after.chains, vec![vec![Some(0), None]; 4]);
         assert_eq!((after.nodes.len(), after.nodes[0].kv_port, after.revision.rev), (1, 1, 6));
         assert_eq!(fail_over(&after, 0, |_, _| Progress::default()), Err(vec![0, 1, 2, 3]));
+    }
+
+    #[test]
+    fn what_is_suspended_is_followed_by_nobody_and_fails_over_all_the_same() {
+        let before = map(vec![vec![Some(1), Some(0), Some(2)], vec![Some(0), Some(2), Some(1)]], 3);
+        let suspended = suspend(&before, 1);
+        assert_eq!(suspended.chains, [vec![None, Some(0), Some(2)], vec![Some(0), Some(2), Some(1)]]);
+        assert_eq!((suspended.revision.rev, suspended.nodes.len()), (6, 3));
+        let furthest = |_: usize, node: usize| Progress { prepared: Seqno(node as u64), high: Seqno(0) };
+        let after = fail_over(&suspended, 1, furthest).unwrap();
+        assert_eq!(after.chains, [vec![Some(1), Some(0), None], vec![Some(0), Some(1), None]]);
+        assert_eq!(after.revision.rev, 7);
     }
 
     #[test]

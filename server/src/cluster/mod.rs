@@ -15,7 +15,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use coordinator::{Coordinator, Order};
 use frontend::cluster::{Map, Revision};
 use layout::Progress;
@@ -225,25 +225,36 @@ fn status(coordinator: &Coordinator, from: &str, json: bool) -> Result<()> {
 }
 
 /// Takes a dead node out of the map; the replicas that are furthest take over.
+///
+/// It may be alive and out of reach only from here, and go on acknowledging what its replicas say they have. So these are told
+/// first to follow it no more: what they have when they are asked how far they are, is all that it was ever told. Whoever
+/// is interrupted between finds vBuckets without an active, and the same command goes on.
 fn fail_over(coordinator: &Coordinator, from: &str, gone: &str) -> Result<()> {
     let map = coordinator.map(from)?;
     let names: Vec<String> = map.nodes.iter().map(|node| node.name()).collect();
     let at = names.iter().position(|name| name == gone);
     let at = at.with_context(|| format!("{gone} is none of {}; name it by its key-value address", names.join(", ")))?;
-    if coordinator.admin(gone).is_ok() {
+    if coordinator.is_alive(gone) {
         bail!("{gone} answers: its clients would go on writing there; stop it first");
     }
+    if let Err(lost) = layout::fail_over(&map, at, |_, _| Progress::default()) {
+        bail!("nobody else has vBuckets {lost:?}; nothing was changed");
+    }
+    if let Some(silent) = names.iter().find(|name| *name != gone && !coordinator.is_alive(name)) {
+        bail!(
+            "{silent} does not answer either, and every node that is left must say how far it is; nothing was changed"
+        );
+    }
+    let suspended = layout::suspend(&map, at);
+    coordinator.give_but(&suspended, Some(at))?;
     let progress: Vec<BTreeMap<u16, Progress>> = names
         .iter()
         .map(|name| if name == gone { Ok(BTreeMap::new()) } else { coordinator.progress(name) })
         .collect::<Result<_>>()
         .context("every node that is left must say how far it is")?;
     let of = |vb: usize, node: usize| progress[node].get(&(vb as u16)).copied().unwrap_or_default();
-    let next = match layout::fail_over(&map, at, of) {
-        Ok(next) => next,
-        Err(lost) => bail!("nobody else has vBuckets {lost:?}; nothing was changed"),
-    };
-    let promoted = map.chains.iter().filter(|chain| chain[0] == Some(at)).count();
+    let next = layout::fail_over(&suspended, at, of).map_err(|lost| anyhow!("nobody else has vBuckets {lost:?}"))?;
+    let promoted = suspended.chains.iter().filter(|chain| chain[0].is_none()).count();
     coordinator.take_over(&map, &next)?;
     println!("{gone} is out of the map; {promoted} vBuckets were taken over, map {}", next.revision.rev);
     Ok(())
