@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use changelog::{Cursor, FailoverEntry, FailoverTable};
-use common::link::{VB, change};
+use common::link::{VB, as_document, change};
 use common::*;
 use engine::*;
 use env::sim::Fate;
@@ -121,17 +121,17 @@ struct Stream {
     upto: Seqno,
     /// The part of a snapshot that the replica had when it asked: of prepares in it that were decided it may have nothing.
     half: (Seqno, Seqno),
+    /// What is pending came from a disk once: no commits are sent, but the documents they make.
+    is_unordered: bool,
 }
 
 impl Stream {
     fn change<'a>(&self, item: &'a Item) -> Change<'a> {
         match change(item) {
-            Change::Commit { prepared, .. } if self.half.0 < prepared && prepared <= self.half.1 => {
-                Change::Document(Given {
-                    key: item.key(),
-                    meta: item.meta(),
-                    value: item.has_value().then(|| item.value()),
-                })
+            Change::Commit { prepared, .. }
+                if self.is_unordered || self.half.0 < prepared && prepared <= self.half.1 =>
+            {
+                as_document(item)
             }
             change => change,
         }
@@ -338,9 +338,11 @@ impl Cluster {
         if stream.pending.is_empty() {
             let slice = log.read(&stream.cursor, 1 << 10);
             if !slice.is_empty() {
-                let marker = SnapshotMarker { start: slice.from, end: slice.last, from_disk: None };
+                let unordered = slice.decided_out_of_order();
+                let marker = SnapshotMarker { start: slice.from, end: slice.last, from_disk: unordered };
                 replica.bucket.begin_snapshot(VB, marker).unwrap();
                 (stream.upto, stream.pending) = (slice.last, slice.items.into());
+                stream.is_unordered = unordered.is_some();
             }
         }
         for _ in 0..count {
@@ -391,7 +393,13 @@ impl Cluster {
         active.bucket.replica_began(VB, NAMES[n], seqno).unwrap();
         let goal = log.marks.high();
         let stream = match log.cursor(NAMES[n], seqno) {
-            Some(cursor) => Stream { cursor, pending: VecDeque::new(), upto: seqno, half: (snapshot_start, seqno) },
+            Some(cursor) => Stream {
+                cursor,
+                pending: VecDeque::new(),
+                upto: seqno,
+                half: (snapshot_start, seqno),
+                is_unordered: false,
+            },
             None => {
                 lived.backfills += 1;
                 backfill(active, replica, NAMES[n], snapshot_start, seqno)
@@ -556,5 +564,5 @@ fn backfill(active: &World, replica: &World, name: &str, snapshot_start: Seqno, 
         replica.bucket.apply(VB, &Change::Advance { seqno: file.high }).unwrap();
     }
     let cursor = active.bucket.vbucket(VB).unwrap().log.cursor(name, file.high).expect("the memory has the rest");
-    Stream { cursor, pending: items, upto: file.high, half: (snapshot_start, seqno) }
+    Stream { cursor, pending: items, upto: file.high, half: (snapshot_start, seqno), is_unordered: true }
 }
