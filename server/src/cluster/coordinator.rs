@@ -79,7 +79,7 @@ impl Coordinator {
         let Revision { epoch, rev } = map.revision;
         let extras = [epoch.to_be_bytes(), rev.to_be_bytes()].concat();
         for (at, node) in map.nodes.iter().enumerate().filter(|(at, _)| Some(*at) != gone) {
-            let document = map.document(at);
+            let document = map.document(Some(at));
             let request = RequestFrame {
                 extras: &extras,
                 key: self.bucket.as_bytes(),
@@ -239,6 +239,7 @@ mod tests {
             replicas: 1,
             nodes: vec![node(1), node(2), node(3)],
             chains: layout::even(3, 1, 3),
+            forward: BTreeMap::new(),
         };
         let told: Vec<_> = (0..3).map(|vb| first_order(&map, vb, 0)).collect();
         let chain = vec![vec![Some("h:1".to_owned()), Some("h:2".to_owned())]];

@@ -72,6 +72,7 @@ mod tests {
             replicas: (chains[0].len() - 1) as u8,
             nodes: (0..nodes).map(node).collect(),
             chains,
+            forward: Default::default(),
         }
     }
 
