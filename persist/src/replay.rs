@@ -68,6 +68,7 @@ impl Gathered {
         {
             // Written again after the file went back to an earlier commit: the later history counts.
             ahead.items.retain(|item| item.seqno() < first);
+            ahead.place.from_disk = ahead.place.from_disk.filter(|snapshot| snapshot.end < first);
         }
         if let Some(past) = past {
             ahead.loose.push((past.after, replayed.last));
