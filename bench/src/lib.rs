@@ -12,8 +12,11 @@
 
 #![forbid(unsafe_code)]
 
+mod canary;
 mod churn;
+mod client;
 mod connection;
+mod event_loop;
 mod experiment;
 mod kv;
 pub mod load;
@@ -23,6 +26,7 @@ pub mod process;
 mod progress;
 pub mod protocol;
 mod report;
+mod route;
 mod servers;
 mod slots;
 pub mod tally;

@@ -53,6 +53,9 @@ pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
     if tally.connections_lost > 0 {
         row.insert("connections_lost".into(), json!(tally.connections_lost));
     }
+    if tally.turned_away > 0 {
+        row.insert("turned_away".into(), json!(tally.turned_away));
+    }
     row
 }
 
@@ -112,6 +115,9 @@ pub fn story(what: &str, row: &Row, outcome: &Outcome) -> String {
     if tally.unfinished > 0 {
         let oldest = show_us(tally.unfinished_oldest_ns as f64 / 1e3);
         out += &format!("\n{} requests had no answer when the run ended, the oldest for {oldest}\n", tally.unfinished);
+    }
+    if tally.turned_away > 0 {
+        out += &format!("\n{} requests were turned away and sent to another server\n", tally.turned_away);
     }
     for (words, count) in &tally.errors {
         out += &format!("\n{count} errors: {words}");

@@ -13,7 +13,7 @@ use env::Env;
 use persist::{BucketSpec, BucketStore, Eviction, Nudge, Urgency};
 use scheduler::{PoolKind, Pools, TaskHandle};
 use types::rank::{Mutex, Rank};
-use types::{Cas, DocKey, Item, KeyBuf, Level, RevSeqno, Seqno, VbId, VbState, VbUuid};
+use types::{Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid};
 
 use crate::chain::Chance;
 use crate::counters::Counters;
@@ -130,29 +130,22 @@ impl Bucket {
                 high: file.high,
                 max_cas: file.max_cas,
                 max_deleted_rev: file.max_deleted_rev,
-                purge: file.purge,
                 tombstones_on_disk: file.tombstones > 0,
                 live: Some(file.alive.saturating_sub(file.on_disk_prepares)),
                 completed: file.completed,
                 high_prepared: file.high_prepared,
                 visible: file.max_visible,
                 open_snapshot: file.open_snapshot,
+                is_deleted: false,
             });
         }
+        for deleted in store.deleted() {
+            let record = VbRecord { rollbacks: deleted.rollbacks, ..dead_record(env, &options, spec.replicas) };
+            let begin = Beginning { max_cas: deleted.max_cas, is_deleted: true, ..Beginning::empty(record) };
+            begins[usize::from(deleted.vb.0)] = Some(begin);
+        }
         let vbuckets = (0u16..).zip(begins).map(|(id, begin)| {
-            let begin = begin.unwrap_or_else(|| Beginning {
-                record: fresh_record(env, &options, spec.replicas),
-                high: Seqno(0),
-                max_cas: Cas(0),
-                max_deleted_rev: RevSeqno(0),
-                purge: Seqno(0),
-                tombstones_on_disk: false,
-                live: None,
-                completed: Seqno(0),
-                high_prepared: Seqno(0),
-                visible: Seqno(0),
-                open_snapshot: None,
-            });
+            let begin = begin.unwrap_or_else(|| Beginning::empty(fresh_record(env, &options, spec.replicas)));
             let counted = (Arc::clone(&bytes), Arc::clone(&backlog_bytes));
             VBucket::new(VbId(id), seed, full_eviction, counted, Arc::clone(&followers), begin)
         });
@@ -715,6 +708,11 @@ pub(crate) fn fresh_uuid(env: &Env) -> VbUuid {
 fn fresh_record(env: &Env, options: &Options, replicas: u8) -> VbRecord {
     let failover = FailoverTable::new(FailoverEntry { uuid: fresh_uuid(env), seqno: Seqno(0) });
     VbRecord { topology: vec![chain(options, replicas)], ..VbRecord::new(VbState::Active, failover) }
+}
+
+/// Of a vBucket that is not there.
+pub(crate) fn dead_record(env: &Env, options: &Options, replicas: u8) -> VbRecord {
+    VbRecord { state: VbState::Dead, ..fresh_record(env, options, replicas) }
 }
 
 /// The replication chain of a lone node: itself, and nobody where replicas should be.

@@ -83,8 +83,11 @@ impl RecordWaiters {
 }
 
 impl Bucket {
+    /// `None`: there is no such vBucket, or it was deleted.
     pub fn vb_state(&self, vb: VbId) -> Option<VbState> {
-        self.vb(vb).ok().map(VBucket::state)
+        let vb = self.vb(vb).ok()?;
+        let state = vb.state.read();
+        (!vb.is_deleted.load(Relaxed)).then_some(*state)
     }
 
     /// As [`Bucket::set_vbucket_state`], without waiting for the disk, and with a history of its own.
@@ -126,11 +129,12 @@ impl Bucket {
             // The queue changes together with the state, so that no write slips in between.
             let mut current = vb.state.write();
             if vb.is_rolling_back.load(SeqCst) {
-                return Err(OpError::Temporary("this vBucket is being rolled back".into()));
+                return Err(OpError::Temporary("this vBucket is being rolled back or deleted".into()));
             }
             if origin == Origin::HandOver {
                 self.may_hand_over(vb, *current, role.state)?;
             }
+            vb.is_deleted.store(false, Relaxed);
             let mut record = (*vb.log.record()).clone();
             record.state = role.state;
             if let Some(topology) = role.topology {

@@ -55,6 +55,16 @@ const VBUCKET_RECORD_BYTES: usize = 320;
 
 type Lines = Vec<(String, String)>;
 
+/// See [`Bucket::sync_writes_under_way`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnderWay {
+    pub sync_writes: u64,
+    /// Age of the oldest, in milliseconds.
+    pub oldest_ms: u64,
+    /// The most seqnos that a replica's acknowledgement is behind the last one.
+    pub acks_behind: u64,
+}
+
 impl Bucket {
     /// How far the newest committed version of a key has come. Tombstones already forgotten are not found. Reads the file
     /// on this thread if the key may be only there.
@@ -151,7 +161,7 @@ impl Bucket {
             "" => Some(self.general()),
             "vbucket" => one_vb(|_, vb, out| out.push((format!("vb_{}", vb.id), vb.state().name().into()))),
             "vbucket-details" => one_vb(Bucket::vbucket_details),
-            "vbucket-seqno" => one_vb(|_, vb, out| vbucket_seqno(vb, out)),
+            "vbucket-seqno" => one_vb(vbucket_seqno),
             "failovers" => one_vb(|_, vb, out| failovers(vb, out)),
             "durability-monitor" | "vbucket-durability-state" => one_vb(Bucket::durability),
             "checkpoint" => one_vb(|_, vb, out| checkpoint(vb, out)),
@@ -169,6 +179,15 @@ impl Bucket {
         let mut out = Lines::new();
         self.vbuckets.iter().for_each(|vb| lines(self, vb, &mut out));
         out
+    }
+
+    /// The sync writes that wait for their nodes.
+    pub fn sync_writes_under_way(&self) -> UnderWay {
+        UnderWay {
+            sync_writes: self.vbuckets.iter().map(|vb| vb.sync_writes() as u64).sum(),
+            oldest_ms: self.vbuckets.iter().filter_map(|vb| self.oldest_prepare_ms(vb)).max().unwrap_or(0),
+            acks_behind: self.vbuckets.iter().map(VBucket::acks_behind).max().unwrap_or(0),
+        }
     }
 
     fn general(&self) -> Lines {
@@ -198,9 +217,7 @@ impl Bucket {
         put("ep_items_with_expiry", total(|c| c.expiring.load(Relaxed)));
         put("ep_sync_writes_pending", total(|c| c.prepares.load(Relaxed)));
         let (commits, aborts) = (counters.commits.get(), counters.aborts.get());
-        let in_flight: u64 = self.vbuckets.iter().map(|vb| vb.sync_writes() as u64).sum();
-        let oldest_ms = self.vbuckets.iter().filter_map(|vb| self.oldest_prepare_ms(vb)).max().unwrap_or(0);
-        let behind = self.vbuckets.iter().map(VBucket::acks_behind).max().unwrap_or(0);
+        let UnderWay { sync_writes: in_flight, oldest_ms, acks_behind: behind } = self.sync_writes_under_way();
         put("ep_sync_writes_in_flight", in_flight.to_string());
         put("ep_sync_writes_accepted", (commits + aborts + in_flight).to_string());
         put("ep_sync_write_oldest_ms", oldest_ms.to_string());
@@ -236,7 +253,7 @@ impl Bucket {
         put("high_seqno", marks.high().to_string());
         put("durable_seqno", marks.durable().to_string());
         put("filed_seqno", marks.filed().to_string());
-        put("purge_seqno", vb.purge.to_string());
+        put("purge_seqno", self.store.purge_seqno(vb.id).to_string());
         put("uuid", vb.uuid().to_string());
         put("max_cas", vb.log.max_cas().to_string());
         put("max_deleted_revid", vb.max_deleted_rev().to_string());
@@ -445,7 +462,7 @@ impl Bucket {
     }
 }
 
-fn vbucket_seqno(vb: &VBucket, out: &mut Lines) {
+fn vbucket_seqno(bucket: &Bucket, vb: &VBucket, out: &mut Lines) {
     let (id, marks) = (vb.id, &vb.log.marks);
     let (high, durable) = (marks.high(), marks.durable());
     let mut put = |name: &str, value: String| out.push((format!("vb_{id}:{name}"), value));
@@ -456,7 +473,7 @@ fn vbucket_seqno(vb: &VBucket, out: &mut Lines) {
     put("high_prepared_seqno", high_prepared.to_string());
     put("high_completed_seqno", completed.to_string());
     put("last_persisted_seqno", durable.to_string());
-    put("purge_seqno", vb.purge.to_string());
+    put("purge_seqno", bucket.store.purge_seqno(vb.id).to_string());
     put("uuid", vb.uuid().to_string());
     put("last_persisted_snap_start", durable.to_string());
     put("last_persisted_snap_end", durable.to_string());

@@ -33,7 +33,7 @@ use wire::dcp::{
 use wire::{Close, Feature, FeatureSet, Frame, FrameReader, Next, Opcode, Reply, Side, Status};
 
 use crate::inbox::{Inbox, Wake};
-use crate::stats::{DCP_CONSUMERS, DCP_ITEMS_RECEIVED, DCP_ROLLBACKS_DONE, DCP_STREAMS_RESTED};
+use crate::stats::{DCP_CONSUMERS, DCP_ITEMS_RECEIVED, DCP_ROLLBACKS_DONE, DCP_STREAMS_RESTARTED};
 use crate::takeover;
 
 /// What the peer may send before we say that we have dealt with some of it.
@@ -126,6 +126,8 @@ pub struct ConsumerFace {
     pub following: AtomicU64,
     pub items: AtomicU64,
     pub bytes: AtomicU64,
+    /// How often a stream ended or was refused, and was begun anew.
+    pub restarts: AtomicU64,
 }
 
 /// See the module.
@@ -358,7 +360,8 @@ impl Consumer {
         stream.failures += 1;
         let took_over = std::mem::take(&mut stream.takes_over);
         self.put(vb, Place::Resting { until: now + pause });
-        DCP_STREAMS_RESTED.inc();
+        DCP_STREAMS_RESTARTED.inc();
+        self.face.restarts.fetch_add(1, Relaxed);
         if took_over {
             self.bucket.end_takeover(vb, why);
         }
@@ -460,13 +463,14 @@ impl Consumer {
         if let Some(stream) = self.streams.get_mut(&vb) {
             // The peer may have forgotten what it was told.
             stream.acked = Seqno(0);
-            if !stream.takes_over && self.bucket.takes_over(vb) {
+            let takes_over = stream.takes_over;
+            self.put(vb, Place::Following);
+            if !takes_over && self.bucket.takes_over(vb) {
                 // Wanted since it was asked for.
                 self.close(vb);
                 return self.put(vb, Place::Due);
             }
         }
-        self.put(vb, Place::Following);
         self.say_prepared(vb);
     }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use frontend::cluster::{Map, Node, Revision};
@@ -21,6 +22,9 @@ use crate::client::{self, Answer, Client};
 
 /// Requests under way together: a change of role waits for the disk, and many share a sync.
 const REQUESTS_AT_A_TIME: usize = 16;
+
+/// How long a node may be silent before it is taken for gone.
+const SIGN_OF_LIFE_MAX: Duration = Duration::from_secs(3);
 
 pub type Topology = Vec<Vec<Option<String>>>;
 
@@ -80,6 +84,11 @@ impl Coordinator {
         Ok(client)
     }
 
+    /// Whether anything answers there.
+    pub fn is_alive(&self, node: &str) -> bool {
+        Client::connect_within(SIGN_OF_LIFE_MAX, node, client::FEATURES).is_ok()
+    }
+
     /// Does something with a connection to a node, and keeps that for the next time. What is done may be done twice: a connection
     /// that was kept may be of before a restart.
     pub fn with<T>(&self, node: &str, work: impl Fn(&mut Client) -> Result<T>) -> Result<T> {
@@ -120,9 +129,12 @@ impl Coordinator {
                 asked.insert(node, newest.revision);
                 continue;
             }
-            let map = self.map(&node).with_context(|| {
-                format!("{node} must answer; start it, or take it out with `settee cluster failover {node}`")
-            })?;
+            let silent =
+                || format!("{node} must answer; start it, or take it out with `settee cluster failover {node}`");
+            if !self.is_alive(&node) {
+                bail!(silent());
+            }
+            let map = self.map(&node).with_context(silent)?;
             asked.insert(node, map.revision);
             if map.revision > newest.revision && map.uuid == newest.uuid {
                 newest = map;
@@ -209,11 +221,11 @@ impl Coordinator {
         Ok(())
     }
 
-    /// A vBucket that is on a node and not by the map goes away, with its file where the node can do that.
+    /// A vBucket that is on a node and by the map is not goes away, with its file.
     pub fn discard(&self, node: &str, vb: u16) -> Result<()> {
         self.order(&[Order::passive(node.to_owned(), vb, VbState::Dead)])?;
         let answer = self.ask(node, &RequestFrame { vbucket: vb, ..RequestFrame::new(Opcode::DelVbucket) })?;
-        if answer.status != Status::NotSupported {
+        if answer.status != Status::NotMyVbucket {
             answer.success().with_context(|| format!("{node}: vBucket {vb} cannot be deleted"))?;
         }
         Ok(())
