@@ -77,15 +77,15 @@ impl Coordinator {
         Ok(client)
     }
 
-    /// Whether anything answers there.
-    pub fn is_alive(&self, node: &str) -> bool {
-        Client::connect_within(SIGN_OF_LIFE_MAX, node, client::FEATURES).is_ok()
-    }
-
     pub fn client(&self, node: &str) -> Result<Client> {
         let mut client = self.admin(node)?;
         client.select_bucket(&self.bucket)?;
         Ok(client)
+    }
+
+    /// Whether anything answers there.
+    pub fn is_alive(&self, node: &str) -> bool {
+        Client::connect_within(SIGN_OF_LIFE_MAX, node, client::FEATURES).is_ok()
     }
 
     /// Does something with a connection to a node, and keeps that for the next time. What is done may be done twice: a connection
@@ -128,9 +128,12 @@ impl Coordinator {
                 asked.insert(node, newest.revision);
                 continue;
             }
-            let map = self.map(&node).with_context(|| {
-                format!("{node} must answer; start it, or take it out with `settee cluster failover {node}`")
-            })?;
+            let silent =
+                || format!("{node} must answer; start it, or take it out with `settee cluster failover {node}`");
+            if !self.is_alive(&node) {
+                bail!(silent());
+            }
+            let map = self.map(&node).with_context(silent)?;
             asked.insert(node, map.revision);
             if map.revision > newest.revision && map.uuid == newest.uuid {
                 newest = map;
@@ -217,11 +220,13 @@ impl Coordinator {
         Ok(())
     }
 
-    /// A vBucket that is on a node and not by the map goes away.
+    /// A vBucket that is on a node and by the map is not goes away, with its file.
     pub fn discard(&self, node: &str, vb: u16) -> Result<()> {
         self.order(&[Order::passive(node.to_owned(), vb, VbState::Dead)])?;
         let answer = self.ask(node, &RequestFrame { vbucket: vb, ..RequestFrame::new(Opcode::DelVbucket) })?;
-        answer.success().with_context(|| format!("{node}: vBucket {vb} cannot be deleted"))?;
+        if answer.status != Status::NotMyVbucket {
+            answer.success().with_context(|| format!("{node}: vBucket {vb} cannot be deleted"))?;
+        }
         Ok(())
     }
 

@@ -191,7 +191,8 @@ fn find(map: &Map, node: &str) -> Result<usize> {
         .with_context(|| format!("{node} is none of {}; name it by its key-value address", names.join(", ")))
 }
 
-/// Takes a dead node out of the map; the replicas that are furthest take over.
+/// Takes a node that does not answer out of the map; the replicas that are furthest take over. Whoever is interrupted between finds
+/// vBuckets without an active, and the same command goes on.
 fn fail_over(coordinator: &Coordinator, from: &str, gone: &str) -> Result<()> {
     let map = coordinator.newest_map(from, Some(gone))?;
     let is_interrupted = map.chains.iter().any(|chain| chain[0].is_none());
