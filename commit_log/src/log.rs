@@ -265,6 +265,7 @@ impl Log {
         let mut batch = SCRATCH.take();
         let outcome = batch.put(submission, self.body_bytes_max()).and_then(|()| self.enqueue(&mut batch));
         batch.clear();
+        batch.rest();
         SCRATCH.set(batch);
         if outcome? {
             self.wake();
@@ -331,6 +332,9 @@ impl Log {
         let Some(mut writer) = queue.writer.take() else { return Lead::Busy };
         if writer.batch.is_empty() {
             if queue.waiting.is_empty() {
+                writer.rest();
+                queue.spare.rest();
+                queue.waiting.rest();
                 queue.writer = Some(writer);
                 return match queue.closed {
                     true => Lead::Stopped,

@@ -13,7 +13,7 @@ use env::Env;
 use persist::{BucketSpec, BucketStore, Eviction, Nudge, Urgency};
 use scheduler::{PoolKind, Pools, TaskHandle};
 use types::rank::{Mutex, Rank};
-use types::{Cas, DocKey, Item, KeyBuf, Level, RevSeqno, Seqno, VbId, VbState, VbUuid};
+use types::{Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid};
 
 use crate::chain::Chance;
 use crate::counters::Counters;
@@ -24,6 +24,7 @@ use crate::ops::{Attempt, Fetched, Prepared, Run, Step, Stop};
 use crate::owned::OwnedRequest;
 use crate::pager::{Deadlines, Pager, Pressure};
 use crate::roles::RecordWaiters;
+use crate::takeover::Takeovers;
 use crate::terms::Terms;
 use crate::vbucket::{Beginning, VBucket};
 use crate::warm_up::WarmUp;
@@ -56,11 +57,13 @@ pub struct Bucket {
     pub(crate) fetching: Fetching,
     pub counters: Counters,
     pub(crate) stopped: AtomicBool,
+    is_held: AtomicBool,
     pub(crate) pressure: Pressure,
     /// vBuckets in which somebody waits against a deadline.
     pub(crate) armed: Mutex<BTreeSet<VbId>>,
     /// Those who wait for a vBucket's record to be durable.
     pub(crate) record_waiters: RecordWaiters,
+    pub(crate) takeovers: Takeovers,
     tasks: OnceLock<Tasks>,
     pub(crate) warm_up: WarmUp,
 }
@@ -127,29 +130,22 @@ impl Bucket {
                 high: file.high,
                 max_cas: file.max_cas,
                 max_deleted_rev: file.max_deleted_rev,
-                purge: file.purge,
                 tombstones_on_disk: file.tombstones > 0,
                 live: Some(file.alive.saturating_sub(file.on_disk_prepares)),
                 completed: file.completed,
                 high_prepared: file.high_prepared,
                 visible: file.max_visible,
                 open_snapshot: file.open_snapshot,
+                is_deleted: false,
             });
         }
+        for deleted in store.deleted() {
+            let record = VbRecord { rollbacks: deleted.rollbacks, ..dead_record(env, &options, spec.replicas) };
+            let begin = Beginning { max_cas: deleted.max_cas, is_deleted: true, ..Beginning::empty(record) };
+            begins[usize::from(deleted.vb.0)] = Some(begin);
+        }
         let vbuckets = (0u16..).zip(begins).map(|(id, begin)| {
-            let begin = begin.unwrap_or_else(|| Beginning {
-                record: fresh_record(env, &options, spec.replicas),
-                high: Seqno(0),
-                max_cas: Cas(0),
-                max_deleted_rev: RevSeqno(0),
-                purge: Seqno(0),
-                tombstones_on_disk: false,
-                live: None,
-                completed: Seqno(0),
-                high_prepared: Seqno(0),
-                visible: Seqno(0),
-                open_snapshot: None,
-            });
+            let begin = begin.unwrap_or_else(|| Beginning::empty(fresh_record(env, &options, spec.replicas)));
             let counted = (Arc::clone(&bytes), Arc::clone(&backlog_bytes));
             VBucket::new(VbId(id), seed, full_eviction, counted, Arc::clone(&followers), begin)
         });
@@ -171,6 +167,8 @@ impl Bucket {
             pressure: Pressure::default(),
             armed: Mutex::ranked(Rank::Durability, BTreeSet::new()),
             record_waiters: RecordWaiters::default(),
+            takeovers: Takeovers::default(),
+            is_held: AtomicBool::new(false),
             tasks: OnceLock::new(),
             warm_up: WarmUp::default(),
             store,
@@ -215,6 +213,7 @@ impl Bucket {
             vb.take_waiting().tell(why);
         }
         self.record_waiters.cancel();
+        self.takeovers.cancel();
     }
 
     pub(crate) fn me(&self) -> Option<Arc<Bucket>> {
@@ -238,6 +237,20 @@ impl Bucket {
 
     pub fn store(&self) -> &Arc<BucketStore> {
         &self.store
+    }
+
+    /// No request for a document is answered until [`Bucket::release`]: another node may be the one to ask.
+    pub fn hold(&self) {
+        self.is_held.store(true, SeqCst);
+    }
+
+    /// Returns whether it was held.
+    pub fn release(&self) -> bool {
+        self.is_held.swap(false, SeqCst)
+    }
+
+    pub fn is_held(&self) -> bool {
+        self.is_held.load(Relaxed)
     }
 
     /// One vBucket, for those who read its changelog.
@@ -313,6 +326,10 @@ impl Bucket {
             (Op::GetReplica, VbState::Replica) => {}
             (Op::SubdocLookup(lookup), VbState::Replica) if lookup.doc_flags.has(DocFlags::REPLICA_READ) => {}
             (Op::GetReplica, _) => return Err(OpError::NotMyVbucket.into()),
+            (_, VbState::Active) if self.is_held() => {
+                let why = "this node has yet to hear from the others that the vBucket is still its own";
+                return Err(OpError::Temporary(why.to_owned()).into());
+            }
             (_, VbState::Active) => {}
             _ => return Err(OpError::NotMyVbucket.into()),
         }
@@ -691,6 +708,11 @@ pub(crate) fn fresh_uuid(env: &Env) -> VbUuid {
 fn fresh_record(env: &Env, options: &Options, replicas: u8) -> VbRecord {
     let failover = FailoverTable::new(FailoverEntry { uuid: fresh_uuid(env), seqno: Seqno(0) });
     VbRecord { topology: vec![chain(options, replicas)], ..VbRecord::new(VbState::Active, failover) }
+}
+
+/// Of a vBucket that is not there.
+pub(crate) fn dead_record(env: &Env, options: &Options, replicas: u8) -> VbRecord {
+    VbRecord { state: VbState::Dead, ..fresh_record(env, options, replicas) }
 }
 
 /// The replication chain of a lone node: itself, and nobody where replicas should be.

@@ -56,7 +56,7 @@ impl Bucket {
         let rolled_back = self.store.roll_back(vb.id, to);
         let mut state = vb.state.write();
         if let Ok(file) = &rolled_back {
-            vb.forget_all(file);
+            vb.forget_all(Some(file));
         }
         drop(state);
         let recovered = rolled_back.and_then(|file| self.recover_prepares(vb).map(|_| file.high));

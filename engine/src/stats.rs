@@ -151,7 +151,7 @@ impl Bucket {
             "" => Some(self.general()),
             "vbucket" => one_vb(|_, vb, out| out.push((format!("vb_{}", vb.id), vb.state().name().into()))),
             "vbucket-details" => one_vb(Bucket::vbucket_details),
-            "vbucket-seqno" => one_vb(|_, vb, out| vbucket_seqno(vb, out)),
+            "vbucket-seqno" => one_vb(vbucket_seqno),
             "failovers" => one_vb(|_, vb, out| failovers(vb, out)),
             "durability-monitor" | "vbucket-durability-state" => one_vb(Bucket::durability),
             "checkpoint" => one_vb(|_, vb, out| checkpoint(vb, out)),
@@ -189,6 +189,8 @@ impl Bucket {
         put("ep_item_eviction_policy", self.eviction_name().into());
         put("ep_max_ttl", rules.max_ttl_s.to_string());
         put("ep_durability_min_level", rules.min_durability.map_or("none", Level::name).into());
+        put("ep_compression_mode", rules.compression.name().into());
+        put("ep_flushall_enabled", self.spec().flush_enabled.to_string());
         put("ep_degraded_mode", "0".into());
         put("ep_bucket_type", "persistent".into());
         put("ep_num_non_resident", self.items().saturating_sub(self.resident_items()).to_string());
@@ -234,7 +236,7 @@ impl Bucket {
         put("high_seqno", marks.high().to_string());
         put("durable_seqno", marks.durable().to_string());
         put("filed_seqno", marks.filed().to_string());
-        put("purge_seqno", vb.purge.to_string());
+        put("purge_seqno", self.store.purge_seqno(vb.id).to_string());
         put("uuid", vb.uuid().to_string());
         put("max_cas", vb.log.max_cas().to_string());
         put("max_deleted_revid", vb.max_deleted_rev().to_string());
@@ -443,7 +445,7 @@ impl Bucket {
     }
 }
 
-fn vbucket_seqno(vb: &VBucket, out: &mut Lines) {
+fn vbucket_seqno(bucket: &Bucket, vb: &VBucket, out: &mut Lines) {
     let (id, marks) = (vb.id, &vb.log.marks);
     let (high, durable) = (marks.high(), marks.durable());
     let mut put = |name: &str, value: String| out.push((format!("vb_{id}:{name}"), value));
@@ -454,7 +456,7 @@ fn vbucket_seqno(vb: &VBucket, out: &mut Lines) {
     put("high_prepared_seqno", high_prepared.to_string());
     put("high_completed_seqno", completed.to_string());
     put("last_persisted_seqno", durable.to_string());
-    put("purge_seqno", vb.purge.to_string());
+    put("purge_seqno", bucket.store.purge_seqno(vb.id).to_string());
     put("uuid", vb.uuid().to_string());
     put("last_persisted_snap_start", durable.to_string());
     put("last_persisted_snap_end", durable.to_string());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use changelog::{Allowance, Changelog, Snapshot, VbRecord};
 use persist::RecoveredVb;
 use types::rank::{Mutex, Rank, RwLock};
-use types::{Datatype, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid};
+use types::{Cas, Datatype, Item, Kind, Level, Meta, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
 use crate::bell::{Bell, Bells};
 use crate::chain::{Chains, Chance};
@@ -48,20 +48,20 @@ pub struct VBucket {
     chance: AtomicU8,
     /// Prepares up to here are from before a restart or another node's: they may have been acknowledged.
     inherited_upto: AtomicU64,
-    pub purge: Seqno,
     pub(crate) waiting: Mutex<Option<Box<Tracker>>>,
     pub(crate) bells: Bells,
-    /// Nobody may change its state meanwhile.
+    /// It goes back to an earlier state, or is being deleted: nobody may change its state meanwhile.
     pub(crate) is_rolling_back: AtomicBool,
+    /// It was deleted, and nobody has made it again: it is dead and empty, and there is none if anybody asks.
+    pub(crate) is_deleted: AtomicBool,
 }
 
 /// What a vBucket begins with.
 pub(crate) struct Beginning {
     pub record: VbRecord,
     pub high: Seqno,
-    pub max_cas: types::Cas,
+    pub max_cas: Cas,
     pub max_deleted_rev: RevSeqno,
-    pub purge: Seqno,
     pub tombstones_on_disk: bool,
     /// Live documents of the file, if there is one.
     pub live: Option<u64>,
@@ -71,6 +71,26 @@ pub(crate) struct Beginning {
     pub visible: Seqno,
     /// In the middle of which the file ends.
     pub open_snapshot: Option<Snapshot>,
+    pub is_deleted: bool,
+}
+
+impl Beginning {
+    /// Of a vBucket without a file.
+    pub fn empty(record: VbRecord) -> Beginning {
+        Beginning {
+            record,
+            high: Seqno(0),
+            max_cas: Cas(0),
+            max_deleted_rev: RevSeqno(0),
+            tombstones_on_disk: false,
+            live: None,
+            completed: Seqno(0),
+            high_prepared: Seqno(0),
+            visible: Seqno(0),
+            open_snapshot: None,
+            is_deleted: false,
+        }
+    }
 }
 
 impl VBucket {
@@ -104,10 +124,10 @@ impl VBucket {
             live_is_rough: AtomicBool::new(false),
             chance: AtomicU8::new(0),
             inherited_upto: AtomicU64::new(0),
-            purge: begin.purge,
             waiting: Mutex::ranked(Rank::Durability, None),
             bells: Bells::new(),
             is_rolling_back: AtomicBool::new(false),
+            is_deleted: AtomicBool::new(begin.is_deleted),
         };
         if has_prepared {
             let mut waiting = vb.waiting.lock();
@@ -337,11 +357,8 @@ impl VBucket {
             let value = prepare.has_value().then(|| prepare.value());
             Item::new(key, meta, Kind::Committed { prepared: Some(write.seqno) }, value)
         });
-        if item.is_deleted() {
-            self.note_deleted(item.meta().rev);
-        }
         let bytes = item.memory() as i64;
-        self.put(&mut slot, item);
+        self.put_given(&mut slot, item);
         bytes
     }
 
@@ -359,19 +376,22 @@ impl VBucket {
         item.memory() as i64
     }
 
-    /// Holds nothing any more of what it held, as its file went back to an earlier state. Call with `state` held for writing.
-    pub(crate) fn forget_all(&self, file: &RecoveredVb) {
+    /// Holds nothing any more of what it held, as its file went back to an earlier state, or there is none. Call with `state`
+    /// held for writing.
+    pub(crate) fn forget_all(&self, file: Option<&RecoveredVb>) {
         // Before the table is empty: who does not find a key must look into the file.
-        self.is_loaded.store(false, Release);
-        self.tombstones_on_disk.store(true, Relaxed);
+        self.is_loaded.store(file.is_none(), Release);
+        self.tombstones_on_disk.store(file.is_some(), Relaxed);
         self.table.clear();
-        self.live.store(file.alive.saturating_sub(file.on_disk_prepares) as i64, Relaxed);
+        let live = file.map_or(0, |file| file.alive.saturating_sub(file.on_disk_prepares));
+        self.live.store(live as i64, Relaxed);
         self.live_is_rough.store(false, Relaxed);
         self.inherited_upto.store(0, Relaxed);
-        self.set_uuid(file.record.failover.current().uuid);
+        self.set_uuid(self.log.record().failover.current().uuid);
         if let Some(tracker) = self.waiting.lock().as_deref_mut() {
             let nudge = tracker.passive.take().and_then(|passive| passive.nudge);
-            (tracker.high_prepared, tracker.completed) = (file.high_prepared, file.completed);
+            (tracker.high_prepared, tracker.completed) =
+                file.map(|file| (file.high_prepared, file.completed)).unwrap_or_default();
             tracker.passive_nudge = nudge;
         }
     }

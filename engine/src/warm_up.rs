@@ -270,9 +270,16 @@ impl Bucket {
             counted.into_iter().for_each(|(count, by)| _ = count.fetch_sub(by, Relaxed));
         })?;
         let said = read.map_or(0, |file| file.alive.saturating_sub(file.on_disk_prepares));
-        let _state = vb.state.read();
-        if vb.table.clears() == clears {
+        {
+            let _state = vb.state.read();
+            if vb.table.clears() != clears {
+                return Ok(());
+            }
             vb.set_loaded(documents - said as i64);
+        }
+        // The file may have had everything before this, and then nobody looks again.
+        if vb.live_is_rough.load(Relaxed) {
+            self.count_anew(vb);
         }
         Ok(())
     }

@@ -140,6 +140,18 @@ pub fn cpu_time() -> io::Result<Duration> {
     Ok(duration(usage.ru_utime) + duration(usage.ru_stime))
 }
 
+/// The calling thread runs on this core only, counted from 0.
+pub fn stay_on_core(core: usize) -> io::Result<()> {
+    // SAFETY: a set of cores is plain bits, all zeros are a value of it, and the macro stays within it.
+    let cores = unsafe {
+        let mut cores: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core.min(libc::CPU_SETSIZE as usize - 1), &mut cores);
+        cores
+    };
+    // SAFETY: the set lives during the call, which is told its size; 0 is the calling thread.
+    check(unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &cores) })
+}
+
 fn check(rc: libc::c_int) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -268,6 +268,29 @@ fn vbucket_states_can_be_seen_and_set_by_an_administrator() {
     assert_eq!(client.set(b"\0k", b"v").status, Status::Success);
 }
 
+#[test]
+fn a_dead_vbucket_can_be_deleted_and_made_again_at_once() {
+    let server = Server::start();
+    let mut client = server.sdk();
+    let set_state = |client: &mut Client, state: u8| {
+        assert_eq!(client.call(RequestFrame { extras: &[state], ..new(Opcode::SetVbucket) }).status, Status::Success);
+    };
+    let delete = |client: &mut Client| client.call(RequestFrame { value: b"async=0", ..new(Opcode::DelVbucket) });
+    assert_eq!(client.set(b"\0k", b"v").status, Status::Success);
+    let refused = delete(&mut client);
+    assert_eq!(refused.status, Status::Einval);
+    assert!(String::from_utf8_lossy(&refused.value).contains("dead"), "says what to do");
+    set_state(&mut client, 4);
+    assert_eq!(delete(&mut client).status, Status::Success);
+    for opcode in [Opcode::GetVbucket, Opcode::DelVbucket, Opcode::CompactDb] {
+        let extras: &[u8] = if opcode == Opcode::CompactDb { &[0; 24] } else { &[] };
+        assert_eq!(client.call(RequestFrame { extras, ..new(opcode) }).status, Status::NotMyVbucket, "{opcode:?}");
+    }
+    set_state(&mut client, 1);
+    assert_eq!(client.get(b"\0k").status, Status::KeyEnoent);
+    assert_eq!(client.set(b"\0k", b"again").status, Status::Success);
+}
+
 /// What is under way is finished, what was answered is sent, and then the connection ends.
 #[test]
 fn draining_answers_what_is_under_way_and_closes_cleanly() {

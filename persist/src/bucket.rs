@@ -19,7 +19,7 @@ use crate::queue::Urgency;
 use crate::spec::BucketSpec;
 use crate::stats::BucketStoreStats;
 use crate::vb::{Committed, Done, Home, Nudge, Vb};
-use crate::{codec, fetch, rollback};
+use crate::{codec, deletion, fetch, rollback};
 
 /// The files of one bucket.
 ///
@@ -63,6 +63,15 @@ pub struct RecoveredVb {
     /// The file's name in its bucket's directory.
     pub file: String,
     pub file_bytes: u64,
+}
+
+/// A vBucket that was deleted, and what its next life begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeletedVb {
+    pub vb: VbId,
+    /// For [`VbRecord::rollbacks`].
+    pub rollbacks: u32,
+    pub max_cas: Cas,
 }
 
 /// What to do at warm-up besides streaming documents and open prepares.
@@ -109,6 +118,16 @@ impl BucketStore {
     /// What each file says as of its last good commit; asked right after the store was opened, what was recovered.
     pub fn recovered(&self) -> Vec<RecoveredVb> {
         self.vbs.iter().filter_map(|vb| vb.committed().map(|committed| recovered(vb.id, &committed))).collect()
+    }
+
+    /// vBuckets that were deleted and have not been made again.
+    pub fn deleted(&self) -> Vec<DeletedVb> {
+        let deletions = self.home.deletions.lock();
+        let deleted = self.vbs.iter().filter(|vb| vb.committed().is_none()).filter_map(|vb| {
+            let deleted = deletions.get(vb.id)?;
+            Some(DeletedVb { vb: vb.id, rollbacks: deleted.rollbacks, max_cas: Cas(deleted.max_cas) })
+        });
+        deleted.collect()
     }
 
     /// Streams the last good commit of one vBucket in seqno order: every document alive, tombstones if asked for, and the
@@ -256,6 +275,14 @@ impl BucketStore {
         rollback::roll_back(vb, to)?;
         let committed = vb.committed().expect("a rollback leaves a commit");
         Ok(recovered(vb.id, &committed))
+    }
+
+    /// Deletes a vBucket: when this returns it has no file, what the commit log has of it is void, for good, and its changelog,
+    /// whose readers see nothing of the past any more, begins at seqno 1 with `record`. Compactions that run or wait are ended, and
+    /// whoever asked for them is told. Nothing may be appended meanwhile. Waits for the disk, for a flush, and for a step of a
+    /// compaction. An error leaves the vBucket as it was, or poisoned.
+    pub fn delete_vb(&self, vb: VbId, record: VbRecord) -> Result<(), StoreError> {
+        deletion::delete(self.vb(vb), record)
     }
 
     /// Whom background work on the bucket's files asks how fast it may go.

@@ -50,7 +50,7 @@ fn first_commit(vb: &Vb, slice: &Slice, batch: &Batch) -> Result<Committed, Stor
     remove_if_there(storage, &boot)?;
     let file = open_file(shared, &boot, OpenMode::CreateNew)?;
     let mut couch = Couch::create(Arc::clone(&file), &boot, shared.options.format).map_err(StoreError::file(vb.id))?;
-    let facts = VbFacts::new((*slice.record).clone());
+    let facts = vb.first_facts((*slice.record).clone());
     let committed = write(vb, &mut couch, rev, &facts, slice, batch)?;
     drop(couch);
     storage.rename(&boot, &path).map_err(StoreError::io("rename", &path))?;

@@ -15,6 +15,7 @@ mod changes;
 mod codec;
 mod commit;
 mod compaction;
+mod deletion;
 mod error;
 mod facts;
 mod fetch;
@@ -40,7 +41,7 @@ mod vb;
 
 use std::time::Duration;
 
-pub use bucket::{BucketStore, RecoveredVb, WarmUp};
+pub use bucket::{BucketStore, DeletedVb, RecoveredVb, WarmUp};
 pub use changes::Changes;
 pub use commit_log::stats::METRICS as LOG_METRICS;
 pub use commit_log::{Driver as LogDriver, Inspection as LogInspection, LogStats, Way as LogWay};

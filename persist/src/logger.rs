@@ -337,8 +337,8 @@ impl Logger {
     }
 
     /// The vBucket's file holds everything up to here.
-    pub fn filed(&self, vb: &Arc<Vb>, seqno: Seqno, record_version: u64) {
-        let rollbacks = vb.committed().map_or(0, |committed| committed.facts.record.rollbacks);
+    pub fn filed(&self, vb: &Vb, seqno: Seqno, record_version: u64) {
+        let rollbacks = vb.rollbacks();
         let Some(log) = self.log() else { return };
         let key = Key { bucket: vb.home.uuid, vb: vb.id };
         log.release(key, Mark { seqno, record_version, rollbacks });

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!     buckets/<bucket>/bucket.json
+//!     buckets/<bucket>/deleted.json             vBuckets that were deleted, if any was
 //!     buckets/<bucket>/<vb>.couch.<rev>         the vBucket's file; the highest whole revision counts
 //!     buckets/<bucket>/<vb>.couch.boot          a first commit under way
 //!     buckets/<bucket>/<vb>.couch.<rev>.compact a compaction under way
@@ -17,6 +18,7 @@ use crate::error::StoreError;
 
 pub const BUCKETS_DIR: &str = "buckets";
 pub const SPEC_FILE: &str = "bucket.json";
+pub const DELETED_FILE: &str = "deleted.json";
 pub const LOG_DIR: &str = "log";
 pub const LOG_GONE_DIR: &str = "log~gone";
 pub const LOG_ASIDE_DIR: &str = "log.aside";
@@ -59,7 +61,8 @@ pub fn spill_file(vb: VbId, rev: u64) -> String {
 /// What an entry of a bucket's directory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    Spec,
+    /// A fixed name of what is known of the bucket as a whole.
+    Fixed,
     VbFile {
         vb: VbId,
         rev: u64,
@@ -73,8 +76,8 @@ pub enum Entry {
 
 /// `vbuckets` is the bucket's count: files of others are foreign.
 pub fn classify(name: &str, vbuckets: u16) -> Entry {
-    if name == SPEC_FILE {
-        return Entry::Spec;
+    if matches!(name, SPEC_FILE | DELETED_FILE) {
+        return Entry::Fixed;
     }
     if name.ends_with(ASIDE_SUFFIX) {
         return Entry::Aside;
@@ -117,7 +120,8 @@ mod tests {
     fn entries_are_told_apart() {
         let file = |vb, rev| Entry::VbFile { vb: VbId(vb), rev };
         for (name, entry) in [
-            ("bucket.json", Entry::Spec),
+            ("bucket.json", Entry::Fixed),
+            ("deleted.json", Entry::Fixed),
             ("bucket.json.tmp", Entry::Leftover),
             ("0.couch.1", file(0, 1)),
             ("1023.couch.18446744073709551615", file(1023, u64::MAX)),

@@ -13,6 +13,7 @@ use couchstore::{Couch, Error, Mode, Snapshot, vbstate};
 use env::OpenMode;
 use types::{Seqno, VbId, VbUuid};
 
+use crate::deletion::Deletions;
 use crate::error::{Damage, StoreError};
 use crate::facts::VbFacts;
 use crate::names::{self, Entry};
@@ -40,6 +41,7 @@ pub(crate) struct Opening<'a> {
     pub shared: &'a Arc<Shared>,
     pub dir: &'a Path,
     pub spec: &'a BucketSpec,
+    pub deletions: &'a Deletions,
     /// The last run ended without saying so: what the page cache shows may not be on disk. Whoever opens the store syncs
     /// the files that were found before anything counts on them.
     pub unclean: bool,
@@ -64,6 +66,11 @@ impl Opening<'_> {
         let mut changed = false;
         for name in &names {
             match names::classify(name, self.spec.vbuckets) {
+                Entry::VbFile { vb, rev } if self.deletions.void(vb, rev) => {
+                    tracing::info!(bucket = self.spec.name, file = name, "removing a file of a deleted vBucket");
+                    self.remove(name)?;
+                    changed = true;
+                }
                 Entry::VbFile { vb, rev } => revs.entry(vb).or_default().push(rev),
                 Entry::Leftover => {
                     tracing::info!(
@@ -74,7 +81,7 @@ impl Opening<'_> {
                     self.remove(name)?;
                     changed = true;
                 }
-                Entry::Spec => {}
+                Entry::Fixed => {}
                 Entry::Aside => tracing::warn!(bucket = self.spec.name, file = name, "a file was set aside earlier"),
                 Entry::Foreign => {
                     tracing::warn!(bucket = self.spec.name, file = name, "a file that is not ours: left alone");

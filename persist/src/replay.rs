@@ -45,7 +45,7 @@ struct Gathered {
 }
 
 impl Gathered {
-    /// `file` is where the vBucket's file ends, and how often it was rolled back; `None`: there is no such vBucket.
+    /// `file` is where the vBucket's file ends, and how often it was rolled back or deleted; `None`: there is no such vBucket.
     fn take(&mut self, replayed: Replayed, file: Option<(Seqno, u32)>) {
         let key = Key { bucket: replayed.bucket, vb: replayed.vb };
         self.marks.entry(key).or_default().rise(replayed.mark());
@@ -68,6 +68,7 @@ impl Gathered {
         {
             // Written again after the file went back to an earlier commit: the later history counts.
             ahead.items.retain(|item| item.seqno() < first);
+            ahead.place.from_disk = ahead.place.from_disk.filter(|snapshot| snapshot.end < first);
         }
         if let Some(past) = past {
             ahead.loose.push((past.after, replayed.last));
@@ -108,8 +109,8 @@ pub(crate) fn open_log(
     let began = shared.env.clock.monotonic();
     let find = |key: Key| vbs.get(&key.bucket)?.get(usize::from(key.vb.0));
     let file_of = |key: Key| {
-        let committed = find(key)?.committed();
-        Some(committed.map_or((Seqno(0), 0), |committed| (committed.high, committed.facts.record.rollbacks)))
+        let vb = find(key)?;
+        Some((vb.committed().map_or(Seqno(0), |committed| committed.high), vb.rollbacks()))
     };
     let mut gathered = Gathered::default();
     let mut strangers = HashSet::new();
@@ -217,7 +218,7 @@ fn file(vb: &Arc<Vb>, ahead: &Ahead) -> Result<(), StoreError> {
     let fresh = || {
         let uuid = VbUuid((vb.home.shared.env.rng.u64() >> 16).max(1));
         let failover = FailoverTable::new(FailoverEntry { uuid, seqno: Seqno(0) });
-        VbRecord::new(VbState::Active, failover)
+        VbRecord { rollbacks: vb.rollbacks(), ..VbRecord::new(VbState::Active, failover) }
     };
     // A peer may have left out what comes last.
     let told = if ahead.loose.is_empty() { Seqno(0) } else { ahead.last };

@@ -23,45 +23,62 @@ use crate::vb::{Attached, Committed, Vb};
 /// Takes the vBucket back to `to` at the latest. Nothing may be appended to its changelog meanwhile. Waits for a flush or a
 /// step of a compaction that is under way. `Err`: it is as it was, or poisoned.
 pub(crate) fn roll_back(vb: &Arc<Vb>, to: Seqno) -> Result<(), StoreError> {
-    let Some(attached) = vb.attached() else { return Err(StoreError::Closed) };
-    vb.is_rolling_back.store(true, Ordering::Release);
-    let _turn = Turn(vb);
-    // One that begins after this ends at its first step.
-    vb.home.shared.compactor.cancel(vb);
-    match vb.home.shared.flushes.claim(vb) {
-        Claim::Mine => {}
-        Claim::Soon => vb.home.shared.wait_until(|| vb.ticket.is_claimed() || vb.ticket.is_stopped()),
-        Claim::Never => return Err(StoreError::Closed),
-    }
-    if let Some(reason) = attached.log.marks.poisoned() {
-        let what = format!("it takes no writes until a restart: {reason}");
-        return Err(StoreError::Refused { vb: vb.id, what });
-    }
+    let (attached, _turn) = Turn::take(vb)?;
     let committed = rewound(vb, &attached, to).inspect_err(|error| {
         if error.verdict() != Verdict::Retry {
             poison(vb, &attached, error);
         }
     })?;
-    let (high, record) = (committed.high, committed.facts.record.clone());
-    vb.take_unfiled_bytes();
-    attached.log.roll_back(high);
-    vb.roll_back(&attached, committed);
-    let version = attached.log.set_record(record.clone());
-    *attached.records.lock() = Records::starting_at(version, Arc::new(record));
-    attached.recorded.store(version, Ordering::Release);
-    attached.submitted.store(high.0, Ordering::Release);
-    vb.home.shared.logger.filed(vb, high, version);
+    let record = committed.facts.record.clone();
+    begin_again(vb, &attached, Some(committed), record);
     Ok(())
 }
 
-/// Gives back what a rollback holds.
-struct Turn<'a>(&'a Arc<Vb>);
+/// A vBucket that somebody has to himself who is neither a flusher nor a compaction. Dropped, it is given back.
+pub(crate) struct Turn<'a>(&'a Arc<Vb>);
+
+impl Turn<'_> {
+    /// Ends a compaction, and waits for a flush, that is under way.
+    pub fn take(vb: &Arc<Vb>) -> Result<(Arc<Attached>, Turn<'_>), StoreError> {
+        let Some(attached) = vb.attached() else { return Err(StoreError::Closed) };
+        vb.is_rolling_back.store(true, Ordering::Release);
+        let turn = Turn(vb);
+        // One that begins after this ends at its first step.
+        vb.home.shared.compactor.cancel(vb);
+        match vb.home.shared.flushes.claim(vb) {
+            Claim::Mine => {}
+            Claim::Soon => vb.home.shared.wait_until(|| vb.ticket.is_claimed() || vb.ticket.is_stopped()),
+            Claim::Never => return Err(StoreError::Closed),
+        }
+        if vb.ticket.is_stopped() {
+            return Err(StoreError::Closed);
+        }
+        if let Some(reason) = attached.log.marks.poisoned() {
+            let what = format!("it takes no writes until a restart: {reason}");
+            return Err(StoreError::Refused { vb: vb.id, what });
+        }
+        Ok((attached, turn))
+    }
+}
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.is_rolling_back.store(false, Ordering::Release);
         self.0.home.shared.release(self.0);
     }
+}
+
+/// The changelog goes on from an earlier commit, `None` being nothing at all, with a record that is durable as it is.
+pub(crate) fn begin_again(vb: &Vb, attached: &Attached, committed: Option<Committed>, record: VbRecord) {
+    let high = committed.as_ref().map_or(Seqno(0), |committed| committed.high);
+    vb.take_unfiled_bytes();
+    attached.log.roll_back(high);
+    vb.roll_back(attached, committed);
+    let version = attached.log.set_record(record.clone());
+    *attached.records.lock() = Records::starting_at(version, Arc::new(record));
+    attached.recorded.store(version, Ordering::Release);
+    attached.submitted.store(high.0, Ordering::Release);
+    vb.home.shared.logger.filed(vb, high, version);
 }
 
 /// The file, with the earlier state as its newest commit.

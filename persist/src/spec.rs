@@ -9,6 +9,7 @@ use types::{BucketUuid, Level};
 use crate::compaction::Trigger;
 use crate::error::{Damage, Damages, StoreError};
 use crate::names;
+use crate::vb::remove_if_there;
 
 /// A bucket's settings. Keys added later get a default, so that older files still load.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +57,17 @@ pub enum Compression {
     Passive,
     /// As `Passive`; others are not compressed either, so far.
     Active,
+}
+
+impl Compression {
+    /// As settings and statistics call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Compression::Off => "off",
+            Compression::Passive => "passive",
+            Compression::Active => "active",
+        }
+    }
 }
 
 /// What leaves memory when it is short.
@@ -126,15 +138,23 @@ impl BucketSpec {
 
 /// Writes a small file so that a crash leaves the old one or the new one: temp, sync, rename, sync of the directory.
 pub(crate) fn replace_file(storage: &dyn Storage, dir: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+    write_temp(storage, dir, name, bytes)?;
+    put_in_place(storage, dir, name)
+}
+
+/// The first half of [`replace_file`]: after an error the old file is what it was.
+pub(crate) fn write_temp(storage: &dyn Storage, dir: &Path, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
     let temp = dir.join(format!("{name}{}", names::TEMP_SUFFIX));
-    let path = dir.join(name);
-    match storage.remove_file(&temp) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(StoreError::io("remove", &temp)(e)),
-        _ => {}
-    }
+    remove_if_there(storage, &temp)?;
     let file = storage.open(&temp, OpenMode::CreateNew).map_err(StoreError::io("create", &temp))?;
     env::write_all_at(&*file, bytes, 0).map_err(StoreError::io("write", &temp))?;
-    file.sync().map_err(StoreError::io("sync", &temp))?;
+    file.sync().map_err(StoreError::io("sync", &temp))
+}
+
+/// The second half: after an error a crash may leave either file.
+pub(crate) fn put_in_place(storage: &dyn Storage, dir: &Path, name: &str) -> Result<(), StoreError> {
+    let temp = dir.join(format!("{name}{}", names::TEMP_SUFFIX));
+    let path = dir.join(name);
     storage.rename(&temp, &path).map_err(StoreError::io("rename", &path))?;
     storage.sync_dir(dir).map_err(StoreError::io("sync directory", dir))
 }

@@ -15,6 +15,7 @@ use types::{BucketUuid, VbId};
 
 use crate::bucket::BucketStore;
 use crate::compaction::{CompactionOptions, CompactionProgress};
+use crate::deletion::Deletions;
 use crate::error::{Damages, StoreError};
 use crate::file_cache::FileCache;
 use crate::logger::Phase;
@@ -93,7 +94,9 @@ impl Store {
                 continue;
             }
             let opened = BucketSpec::load(storage, &dir).and_then(|spec| {
-                let look = Opening { shared: &shared, dir: &dir, spec: &spec, unclean: !was_clean }.look()?;
+                let deletions = Deletions::load(storage, &dir)?;
+                let (shared, deletions) = (&shared, &deletions);
+                let look = Opening { shared, dir: &dir, spec: &spec, deletions, unclean: !was_clean }.look()?;
                 if !look.damages.is_empty() {
                     return Err(StoreError::Damaged(Damages(look.damages)));
                 }
@@ -102,7 +105,8 @@ impl Store {
                 };
                 files.extend(look.found.iter().map(file));
                 let mut found: BTreeMap<VbId, _> = look.found.into_iter().map(|found| (found.vb, found)).collect();
-                Ok(assemble(&shared, &dir, spec, |vb| found.remove(&vb).map(|f| (f.committed, f.next_rev))))
+                let deletions = deletions.clone();
+                Ok(assemble(shared, &dir, spec, deletions, |vb| found.remove(&vb).map(|f| (f.committed, f.next_rev))))
             });
             match opened {
                 Ok(bucket) => {
@@ -229,7 +233,7 @@ impl Store {
         self.reserve(&spec.name)?;
         let name = spec.name.clone();
         let made = self.claim_uuid(&spec).and_then(|()| self.make_dir(&spec));
-        let made = made.map(|dir| Arc::new(assemble(&self.shared, &dir, spec, |_| None)));
+        let made = made.map(|dir| Arc::new(assemble(&self.shared, &dir, spec, Deletions::default(), |_| None)));
         if let Ok(bucket) = &made {
             self.shared.logger.add(bucket.spec().uuid, bucket.vbs());
         }
@@ -384,6 +388,7 @@ fn assemble(
     shared: &Arc<Shared>,
     dir: &Path,
     spec: BucketSpec,
+    deletions: Deletions,
     mut found: impl FnMut(VbId) -> Option<(crate::vb::Committed, u64)>,
 ) -> BucketStore {
     let home = Arc::new(Home {
@@ -395,6 +400,7 @@ fn assemble(
         gone: AtomicBool::new(false),
         unfiled_bytes: AtomicU64::new(0),
         trigger: RwLock::ranked(Rank::CommitQueue, spec.compaction),
+        deletions: parking_lot::Mutex::new(deletions),
         unfiled_share: spec.quota_bytes / 4,
     });
     let vbs = (0..spec.vbuckets).map(|id| {

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use changelog::{Changelog, Cursor};
+use changelog::{Changelog, Cursor, VbRecord};
 use couchstore::{Couch, Mode, Snapshot};
 use env::{File, OpenMode};
 use types::rank::{Mutex, Rank, RwLock};
-use types::{BucketUuid, Item, KeyBuf, Seqno, VbId};
+use types::{BucketUuid, Cas, Item, KeyBuf, Seqno, VbId};
 
 use crate::compaction::{Gate, Trigger};
+use crate::deletion::{Deleted, Deletions};
 use crate::error::StoreError;
 use crate::facts::VbFacts;
 use crate::file_cache::Place;
@@ -45,6 +46,8 @@ pub(crate) struct Home {
     pub unfiled_share: u64,
     /// When files are compacted; `None`: as the store says.
     pub trigger: RwLock<Option<Trigger>>,
+    /// As they are on disk. Held while they are written, which nobody waits for who must not.
+    pub deletions: parking_lot::Mutex<Deletions>,
 }
 
 impl Home {
@@ -98,7 +101,9 @@ impl Attached {
 
     /// The file has all that the commit log has.
     pub fn is_filed(&self) -> bool {
-        let has_changes = self.log.marks.filed().0 >= self.submitted.load(Ordering::Acquire);
+        // What was submitted while the vBucket went back, or was deleted, is void.
+        let submitted = self.submitted.load(Ordering::Acquire).min(self.log.marks.high().0);
+        let has_changes = self.log.marks.filed().0 >= submitted;
         has_changes && self.records.lock().are_filed(self.recorded())
     }
 }
@@ -142,13 +147,29 @@ struct State {
     next_rev: u64,
     /// Failed flushes since the last good one.
     failures: u32,
+    /// The last time that it was.
+    deleted: Option<Deleted>,
+}
+
+impl State {
+    fn rollbacks(&self) -> u32 {
+        let committed = self.committed.as_ref().map_or(0, |committed| committed.facts.record.rollbacks);
+        committed.max(self.deleted.map_or(0, |deleted| deleted.rollbacks))
+    }
 }
 
 impl Vb {
     pub fn new(id: VbId, home: Arc<Home>, committed: Option<Committed>, next_rev: u64) -> Vb {
         let live_rev = committed.as_ref().map_or(0, |committed| committed.rev);
         let place = Arc::new(Place::new(home.uuid, id, live_rev));
-        let state = State { committed: committed.map(Arc::new), attached: None, next_rev, failures: 0 };
+        let deleted = home.deletions.lock().get(id);
+        let state = State {
+            committed: committed.map(Arc::new),
+            attached: None,
+            next_rev: next_rev.max(deleted.map_or(0, |deleted| deleted.rev.saturating_add(1))),
+            failures: 0,
+            deleted,
+        };
         Vb {
             id,
             home,
@@ -255,7 +276,7 @@ impl Vb {
         let moves = marks.poisoned().is_none();
         // What was handed to the log before a rollback is void. A flush that needs no log any more may have overtaken the
         // last sync of the log.
-        let is_void = state.committed.as_ref().is_some_and(|committed| committed.facts.record.rollbacks > rollbacks);
+        let is_void = state.rollbacks() > rollbacks;
         if moves && !is_void && marks.durable() < seqno {
             marks.publish_durable(seqno);
         }
@@ -275,12 +296,33 @@ impl Vb {
         marks.publish_filed(seqno);
     }
 
-    /// An earlier state is the newest again; the marks go back to it.
-    pub fn roll_back(&self, attached: &Attached, committed: Committed) {
+    /// An earlier state is the newest again, or none is; the marks go back to it.
+    pub fn roll_back(&self, attached: &Attached, committed: Option<Committed>) {
         let mut state = self.state.lock();
-        attached.log.marks.roll_back(committed.high, committed.facts.max_visible);
+        let (high, visible) = committed.as_ref().map(|there| (there.high, there.facts.max_visible)).unwrap_or_default();
+        attached.log.marks.roll_back(high, visible);
         state.failures = 0;
-        state.committed = Some(Arc::new(committed));
+        state.committed = committed.map(Arc::new);
+    }
+
+    /// Nothing from before counts any more. Only by who has the vBucket to himself.
+    pub fn bury(&self, deleted: Deleted) {
+        let mut state = self.state.lock();
+        state.next_rev = state.next_rev.max(deleted.rev.saturating_add(1));
+        state.deleted = Some(deleted);
+        drop(state);
+        self.is_unanchored.store(false, Ordering::Release);
+    }
+
+    /// What the first commit of a file builds on.
+    pub fn first_facts(&self, record: VbRecord) -> VbFacts {
+        let max_cas = self.state.lock().deleted.map_or(Cas(0), |deleted| Cas(deleted.max_cas));
+        VbFacts { max_cas, ..VbFacts::new(record) }
+    }
+
+    /// How often the vBucket has been rolled back or deleted: what the commit log has from before the last time is void.
+    pub fn rollbacks(&self) -> u32 {
+        self.state.lock().rollbacks()
     }
 
     /// Stops the marks for good, and tells.
@@ -316,12 +358,12 @@ impl Vb {
     }
 
     /// The last good commit, open for reading; `None` if there was none. A compaction may take the file's name away between
-    /// the look and the opening: then there is a newer file.
+    /// the look and the opening: then there is a newer file. So may a deletion: then there is none.
     pub fn reading(&self) -> Result<Option<(Arc<Committed>, Snapshot)>, StoreError> {
         loop {
             let Some(committed) = self.committed() else { return Ok(None) };
             let opened = self.snapshot(&committed);
-            let was_replaced = || self.committed().is_some_and(|now| now.rev != committed.rev);
+            let was_replaced = || self.committed().is_none_or(|now| now.rev != committed.rev);
             if !opened.as_ref().is_err_and(|error| error.is_not_found() && was_replaced()) {
                 return opened.map(|file| Some((committed, file)));
             }

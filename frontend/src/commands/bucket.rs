@@ -10,6 +10,7 @@ use wire::kv::{CompactDb, CreateBucket, DeleteBucket, SetClusterConfig, SetVbuck
 use super::{Context, Refusal, einval, no_such_vbucket, not_supported};
 use crate::Shared;
 use crate::cluster::{BucketShape, NotGiven, Revision};
+use crate::errors;
 use crate::mailbox::{Answer, JobReply, Letter};
 
 /// Of a bucket created without saying how many.
@@ -139,20 +140,32 @@ impl Context<'_> {
                 NotGiven::NotKept(_) => (Status::Etmpfail, why.to_string()),
             })?;
             shared.replicas.look();
+            shared.replicas.told(&bucket);
             Ok(JobReply::default())
         });
         Ok(())
     }
 
-    pub(super) fn del_vbucket(&mut self, _: VbId) -> Result<(), Refusal> {
-        not_supported("deleting a vBucket")
+    /// Answered when nothing of the vBucket is left, whether or not the request says that it would wait.
+    pub(super) fn del_vbucket(&mut self, vb: VbId) -> Result<(), Refusal> {
+        let bucket = self.bucket()?.bucket.clone();
+        self.job("delete_vbucket", move |shared| {
+            let deleted = bucket.delete_vbucket(vb);
+            shared.replicas.role_changed(bucket.name());
+            deleted.map(|()| JobReply::default()).map_err(|error| errors::of_op(&error))
+        });
+        Ok(())
     }
 
-    /// Traffic is always on: a bucket is warm before it can be selected.
+    /// Traffic is on, as a bucket is warm before it can be selected; but not while this node has yet to find out whether its map is
+    /// the one to go by. Whoever decides may say that it is.
     pub(super) fn traffic(&mut self) -> Result<(), Refusal> {
-        self.bucket()?;
+        let bucket = self.bucket()?.bucket.clone();
         match self.call.opcode {
-            Some(wire::Opcode::EnableTraffic) => self.done(),
+            Some(wire::Opcode::EnableTraffic) => {
+                self.shared.replicas.told(&bucket);
+                self.done()
+            }
             _ => not_supported("switching traffic off"),
         }
     }

@@ -254,10 +254,14 @@ fn attach_with(bucket: &BucketStore, nudges: &Arc<Nudges>) -> Vec<Arc<Changelog>
 
 fn attach_some(bucket: &BucketStore, vbs: u16, nudges: &Arc<Nudges>) -> Vec<Arc<Changelog>> {
     let recovered: BTreeMap<_, _> = bucket.recovered().into_iter().map(|r| (r.vb, r)).collect();
+    let deleted: BTreeMap<_, _> = bucket.deleted().into_iter().map(|d| (d.vb, d)).collect();
     let logs = (0..vbs).map(|vb| {
-        let log = match recovered.get(&VbId(vb)) {
-            Some(r) => Changelog::new(r.high, r.max_cas, r.record.clone()),
-            None => Changelog::new(Seqno(0), Cas(0), record(VbState::Active)),
+        let log = match (recovered.get(&VbId(vb)), deleted.get(&VbId(vb))) {
+            (Some(r), _) => Changelog::new(r.high, r.max_cas, r.record.clone()),
+            (None, Some(d)) => {
+                Changelog::new(Seqno(0), d.max_cas, VbRecord { rollbacks: d.rollbacks, ..record(VbState::Dead) })
+            }
+            (None, None) => Changelog::new(Seqno(0), Cas(0), record(VbState::Active)),
         };
         let log = Arc::new(log);
         bucket.attach(VbId(vb), Arc::clone(&log), nudges.clone());
