@@ -1,25 +1,15 @@
-//! One connection of a load: bytes in and out, and which requests are under way.
+//! One connection of a load: bytes in and out, and which requests wait for an answer on it.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use mio::net::TcpStream;
 
 use crate::protocol::{Action, Answer, Parsed, Protocol};
 
-/// A request under way.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct UnderWay {
-    /// From when its latency counts.
-    pub began_ns: u64,
-    /// Counts towards a run of a fixed number of operations.
-    pub counted: bool,
-}
-
-/// 1. At most `depth` requests are under way; each has a ticket that no other has.
-/// 2. A reply ends the request whose ticket it carries, or the oldest if the protocol keeps order.
-/// 3. After an event the socket has been read until it was empty, so the next event is not missed.
+/// 1. A reply ends the request whose ticket it carries, or the oldest if the protocol keeps order.
+/// 2. After an event the socket has been read until it was empty, so the next event is not missed.
 pub struct Connection {
     pub stream: TcpStream,
     protocol: Box<dyn Protocol>,
@@ -28,8 +18,7 @@ pub struct Connection {
     output: Vec<u8>,
     /// Bytes of `output` that are sent.
     sent: usize,
-    tickets: Vec<Option<UnderWay>>,
-    free: Vec<u32>,
+    /// Tickets of requests under way, oldest first.
     order: VecDeque<u32>,
 }
 
@@ -40,31 +29,18 @@ pub enum Read1 {
 }
 
 impl Connection {
-    pub fn new(stream: TcpStream, protocol: Box<dyn Protocol>, depth: u32) -> Connection {
-        let tickets = vec![None; depth as usize];
-        let free = (0..depth).rev().collect();
+    pub fn new(stream: TcpStream, protocol: Box<dyn Protocol>) -> Connection {
         let (input, output, order) = Default::default();
-        Connection { stream, protocol, input, output, sent: 0, tickets, free, order }
+        Connection { stream, protocol, input, output, sent: 0, order }
     }
 
-    pub fn has_room(&self) -> bool {
-        !self.free.is_empty()
+    /// Tickets of requests under way, oldest first.
+    pub fn under_way(&self) -> impl Iterator<Item = u32> {
+        self.order.iter().copied()
     }
 
-    /// The ticket of the next request.
-    pub fn next_ticket(&self) -> u32 {
-        *self.free.last().expect("the caller has seen room")
-    }
-
-    /// Requests under way.
-    pub fn under_way(&self) -> impl Iterator<Item = UnderWay> {
-        self.tickets.iter().copied().flatten()
-    }
-
-    /// Queues a request; [`Connection::flush`] sends it.
-    pub fn push(&mut self, key: &[u8], action: Action<'_>, what: UnderWay) {
-        let ticket = self.free.pop().expect("the caller has seen room");
-        self.tickets[ticket as usize] = Some(what);
+    /// Queues a request; [`Connection::flush`] sends it. No other request under way has this ticket.
+    pub fn push(&mut self, key: &[u8], action: Action<'_>, ticket: u32) {
         self.order.push_back(ticket);
         self.protocol.encode(key, action, ticket, &mut self.output);
     }
@@ -90,12 +66,7 @@ impl Connection {
     ///
     /// # Errors
     /// What came is not the protocol, or the connection broke.
-    pub fn receive(
-        &mut self,
-        scratch: &mut [u8],
-        closing: bool,
-        mut each: impl FnMut(UnderWay, Answer),
-    ) -> Result<Read1> {
+    pub fn receive(&mut self, scratch: &mut [u8], closing: bool, mut each: impl FnMut(u32, Answer)) -> Result<Read1> {
         loop {
             let n = match self.stream.read(scratch) {
                 Ok(0) => return Ok(Read1::Closed),
@@ -121,7 +92,7 @@ impl Connection {
         }
     }
 
-    fn take_answers(&mut self, input: &[u8], each: &mut impl FnMut(UnderWay, Answer)) -> Result<usize> {
+    fn take_answers(&mut self, input: &[u8], each: &mut impl FnMut(u32, Answer)) -> Result<usize> {
         let mut used = 0;
         while used < input.len() {
             match self.protocol.parse(&input[used..])? {
@@ -135,19 +106,14 @@ impl Connection {
         Ok(used)
     }
 
-    fn end(&mut self, ticket: Option<u32>) -> Result<UnderWay> {
-        let ticket = match ticket {
+    fn end(&mut self, ticket: Option<u32>) -> Result<u32> {
+        match ticket {
             // Nearly always the oldest, even where it need not be.
             Some(ticket) if self.order.front() != Some(&ticket) => {
                 let at = self.order.iter().position(|t| *t == ticket);
-                at.and_then(|at| self.order.remove(at)).context("an answer to a request that is not under way")?
+                at.and_then(|at| self.order.remove(at)).context("an answer to a request that is not under way")
             }
-            _ => self.order.pop_front().context("an answer without a request")?,
-        };
-        let Some(ended) = self.tickets.get_mut(ticket as usize).and_then(Option::take) else {
-            bail!("two answers to one request");
-        };
-        self.free.push(ticket);
-        Ok(ended)
+            _ => self.order.pop_front().context("an answer without a request"),
+        }
     }
 }

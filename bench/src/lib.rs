@@ -12,17 +12,22 @@
 
 #![forbid(unsafe_code)]
 
+mod canary;
 mod churn;
+mod client;
 mod connection;
+mod event_loop;
 mod experiment;
 mod kv;
 pub mod load;
 mod machine;
+mod observer;
 mod pace;
 pub mod process;
 mod progress;
 pub mod protocol;
 mod report;
+mod route;
 mod servers;
 mod slots;
 pub mod tally;

@@ -112,6 +112,8 @@ pub struct Tally {
     /// How long the oldest of them had waited.
     pub unfinished_oldest_ns: u64,
     pub connections_lost: u64,
+    /// Requests that a server did not have the key of, and that were sent again elsewhere.
+    pub turned_away: u64,
 }
 
 impl Tally {
@@ -127,6 +129,7 @@ impl Tally {
         self.unfinished += other.unfinished;
         self.unfinished_oldest_ns = self.unfinished_oldest_ns.max(other.unfinished_oldest_ns);
         self.connections_lost += other.connections_lost;
+        self.turned_away += other.turned_away;
     }
 
     pub fn error(&mut self, words: &str) {

@@ -9,14 +9,15 @@ use anyhow::{Context, Result, bail};
 use types::Level;
 
 use crate::protocol::Protocol;
-use crate::protocol::couchbase::{Couchbase, Login, Shape};
+use crate::protocol::couchbase::{self, Couchbase, Login, Shape};
 use crate::protocol::etcd::Etcd;
 use crate::protocol::memcached::{Binary, Text};
 use crate::protocol::postgres::Postgres;
 use crate::protocol::redis::Redis;
+use crate::route::Route;
 
 /// How long connecting, and each step of making a connection ready, may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,15 +80,43 @@ impl Target {
         self.address.to_socket_addrs().with_context(unknown)?.next().with_context(unknown)
     }
 
+    /// The same on another server.
+    pub fn at(&self, address: &str) -> Target {
+        Target { address: address.to_owned(), ..self.clone() }
+    }
+
     /// A connection with time limits.
     pub fn connect(&self) -> Result<TcpStream> {
+        self.connect_within(PATIENCE)
+    }
+
+    /// A connection that is made within this time, and whose every read and write is too.
+    pub fn connect_within(&self, patience: Duration) -> Result<TcpStream> {
         let address = self.socket_address()?;
         let unreachable = || format!("no server answers at {}", self.address);
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).with_context(unreachable)?;
+        let stream = TcpStream::connect_timeout(&address, patience).with_context(unreachable)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
         Ok(stream)
+    }
+
+    /// Which servers there are and which keys they have, as known when the run was prepared.
+    pub fn route(&self, dialect: &Dialect) -> Route {
+        match dialect {
+            Dialect::Couchbase(shape) => shape.route().clone(),
+            _ => Route::to_one(&self.address),
+        }
+    }
+
+    /// Asks the server again.
+    ///
+    /// # Errors
+    /// It does not answer in time, or has no map.
+    pub fn ask_route(&self, dialect: &Dialect, patience: Duration) -> Result<Route> {
+        let mut stream = self.connect_within(patience)?;
+        dialect.protocol().open(&mut stream)?;
+        couchbase::ask_route(&mut stream, &self.address)
     }
 
     /// Does what is done once a run, and tells how connections then speak.
@@ -106,7 +135,7 @@ impl Target {
                     password: identity.password.clone(),
                     bucket: or(&self.path, "default"),
                 };
-                Dialect::Couchbase(Arc::new(Shape::learn(&mut self.connect()?, login, level)?))
+                Dialect::Couchbase(Arc::new(Shape::learn(&mut self.connect()?, &self.address, login, level)?))
             }
             Kind::Postgres => {
                 let (user, database) = (or(&identity.user, "postgres"), or(&self.path, "postgres"));

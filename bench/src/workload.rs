@@ -41,6 +41,16 @@ pub struct Picker {
 /// Values start at one of this many places in the pool.
 const OFFSETS: u64 = 4096;
 
+/// An operation: small, so that one that has to be sent again elsewhere can be kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pick {
+    key: u64,
+    /// Where in the pool the value starts; `None` reads.
+    value_at: Option<u16>,
+}
+
+const _: () = assert!(OFFSETS <= 1 << 16);
+
 impl Picker {
     /// `places`: how many requests may be under way together, on all threads.
     pub fn new(workload: Workload, lane: u64, lanes: u64, places: u64, seed: u64) -> Picker {
@@ -53,9 +63,9 @@ impl Picker {
         Picker { workload, dice, next: lane, step: lanes, places, pool, key: Vec::new() }
     }
 
-    /// The next operation of one of the `places`: a key, and the value to store under it or `None` to read it.
-    pub fn pick(&mut self, place: u64) -> (&[u8], Option<&[u8]>) {
-        let n = match self.workload.order {
+    /// The next operation of one of the `places`.
+    pub fn pick(&mut self, place: u64) -> Pick {
+        let key = match self.workload.order {
             // Up to `places` keys at the end are nobody's.
             Order::Random => place % self.places + self.places * self.dice.below(self.workload.keys / self.places),
             Order::Sequential => {
@@ -64,20 +74,26 @@ impl Picker {
                 n
             }
         };
-        write_key(n, &mut self.key);
         let set = self.workload.set_pct >= 100 || self.dice.below(100) < u64::from(self.workload.set_pct);
-        let value = set.then(|| {
-            let at = self.dice.below(OFFSETS) as usize;
-            &self.pool[at..at + self.workload.value_bytes]
-        });
-        (&self.key, value)
+        Pick { key, value_at: set.then(|| self.dice.below(OFFSETS) as u16) }
+    }
+
+    /// The key, and the value to store under it or `None` to read it.
+    pub fn bytes(&mut self, pick: Pick) -> (&[u8], Option<&[u8]>) {
+        write_key(pick.key, &mut self.key);
+        let value = |at| &self.pool[usize::from(at)..usize::from(at) + self.workload.value_bytes];
+        (&self.key, pick.value_at.map(value))
     }
 }
 
-/// `key-` and ten digits: 14 bytes.
+/// Bytes of every key.
+pub const KEY_BYTES: usize = 14;
+
+/// `key-` and ten digits.
 fn write_key(n: u64, key: &mut Vec<u8>) {
     key.clear();
-    key.extend_from_slice(b"key-0000000000");
+    const ZERO: &[u8; KEY_BYTES] = b"key-0000000000";
+    key.extend_from_slice(ZERO);
     let mut rest = n;
     for digit in key[4..].iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;
@@ -111,13 +127,18 @@ mod tests {
         Workload { value_bytes: 32, set_pct, keys: 100, order }
     }
 
+    fn key(picker: &mut Picker, place: u64) -> Vec<u8> {
+        let pick = picker.pick(place);
+        picker.bytes(pick).0.to_vec()
+    }
+
     #[test]
     fn lanes_in_sequence_touch_every_key_once() {
         let mut seen = Vec::new();
         for lane in 0..3 {
             let mut picker = Picker::new(workload(100, Order::Sequential), lane, 3, 8, lane);
             let count = (100 - lane).div_ceil(3);
-            seen.extend((0..count).map(|_| picker.pick(0).0.to_vec()));
+            seen.extend((0..count).map(|_| key(&mut picker, 0)));
         }
         seen.sort();
         seen.dedup();
@@ -129,7 +150,8 @@ mod tests {
     fn the_share_of_stores_is_as_asked() {
         for (pct, least, most) in [(0, 0, 0), (30, 2_800, 3_200), (100, 10_000, 10_000)] {
             let mut picker = Picker::new(workload(pct, Order::Random), 0, 1, 1, 7);
-            let sets = (0..10_000).filter(|_| picker.pick(0).1.is_some_and(|v| v.len() == 32)).count();
+            let sets = (0..10_000).map(|_| picker.pick(0)).collect::<Vec<_>>();
+            let sets = sets.into_iter().filter(|pick| picker.bytes(*pick).1.is_some_and(|v| v.len() == 32)).count();
             assert!((least..=most).contains(&sets), "{pct}: {sets}");
         }
     }
@@ -138,7 +160,7 @@ mod tests {
     fn requests_under_way_together_never_meet_on_a_key() {
         let keys = |places: u64, place: u64| -> std::collections::HashSet<Vec<u8>> {
             let mut picker = Picker::new(workload(100, Order::Random), 0, 1, places, place);
-            (0..2_000).map(|_| picker.pick(place).0.to_vec()).collect()
+            (0..2_000).map(|_| key(&mut picker, place)).collect()
         };
         assert!((0..16).all(|a| (0..a).all(|b| keys(16, a).is_disjoint(&keys(16, b)))));
         assert_eq!(keys(101, 5).len(), 100, "with fewer keys than places all are shared");
@@ -147,7 +169,7 @@ mod tests {
     #[test]
     fn random_keys_cover_the_whole_space() {
         let mut picker = Picker::new(workload(0, Order::Random), 0, 1, 1, 1);
-        let keys: std::collections::HashSet<Vec<u8>> = (0..2_000).map(|_| picker.pick(0).0.to_vec()).collect();
+        let keys: std::collections::HashSet<Vec<u8>> = (0..2_000).map(|_| key(&mut picker, 0)).collect();
         assert_eq!(keys.len(), 100);
     }
 }

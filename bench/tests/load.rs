@@ -1,5 +1,6 @@
 //! The load generator on a real front end over a real engine, in this process, on a free port.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -9,18 +10,19 @@ use bench::target::{Dialect, Identity, Target};
 use bench::workload::{Order, Workload};
 use engine::Engine;
 use frontend::auth::{Role, Users};
-use frontend::cluster::Cluster;
+use frontend::cluster::{BucketShape, Cluster, Map, Node, Revision};
 use frontend::{FrontEnd, Options, Parts};
 use limits::{Ledger, Plan, Wish, Wishes};
 use persist::{BucketSpec, Eviction, Store};
 use scheduler::{PoolConfig, Pools};
-use types::{BucketUuid, Level};
+use types::{BucketUuid, Level, Seqno, VbId, VbState};
 
 const VBUCKETS: u16 = 16;
 
 struct Server {
     front_end: FrontEnd,
     engine: Arc<Engine>,
+    cluster: Arc<Cluster>,
     _dir: tempfile::TempDir,
 }
 
@@ -48,17 +50,22 @@ impl Server {
         users.set("tester", "secret", Role::Admin).unwrap();
         let wishes = Wishes { connections_max: Wish::Default(4096), files_max: Wish::Default(4096), workers: 2 };
         let options = Options { listen: ([127, 0, 0, 1], 0).into(), workers: 2, ..Options::default() };
+        let cluster = Arc::new(std::sync::OnceLock::new());
+        let made = cluster.clone();
         let parts = Parts {
             env,
             pools,
             engine: engine.clone(),
             users: Arc::new(users),
-            cluster: Box::new(|addr| Arc::new(Cluster::new("cafe", None, addr.port(), 8091, 1))),
+            cluster: Box::new(move |addr| {
+                made.get_or_init(|| Arc::new(Cluster::new("cafe", None, addr.port(), 8091, 1))).clone()
+            }),
             stats: Arc::new(()),
             streams: Arc::default(),
             ledger: Ledger::new(&Plan::for_limit(20_000, wishes).unwrap()),
         };
-        Server { front_end: frontend::serve(options, parts).unwrap(), engine, _dir: dir }
+        let front_end = frontend::serve(options, parts).unwrap();
+        Server { front_end, engine, cluster: cluster.get().unwrap().clone(), _dir: dir }
     }
 
     fn target(&self) -> Target {
@@ -72,6 +79,32 @@ impl Server {
     fn run(&self, level: Option<Level>, load: &Load) -> Outcome {
         let watch = Watch { stop: &AtomicBool::new(false), usage: &|| None, live: false };
         load::run(&self.target(), &self.dialect(level), load, &watch).unwrap()
+    }
+
+    /// Is told, as place `this` of `servers`, at which place each vBucket is active.
+    fn take_map(&self, servers: &[&Server], this: usize, rev: i64, active: fn(u16) -> usize) {
+        let node = |server: &&Server| {
+            let address = server.front_end.local_addr();
+            Node { host: address.ip().to_string(), kv_port: address.port(), admin_port: 8091 }
+        };
+        let bucket = self.engine.bucket("default").unwrap();
+        let shape = BucketShape::of(&bucket.spec());
+        let revision = Revision { epoch: 1, rev };
+        let map = Map {
+            revision,
+            cluster_uuid: "cafe".to_owned(),
+            bucket: shape.name.clone(),
+            uuid: shape.uuid.clone(),
+            replicas: 0,
+            nodes: servers.iter().map(node).collect(),
+            chains: (0..VBUCKETS).map(|vb| vec![Some(active(vb))]).collect(),
+            forward: BTreeMap::new(),
+        };
+        for vb in 0..VBUCKETS {
+            let state = if active(vb) == this { VbState::Active } else { VbState::Dead };
+            bucket.set_vb_state(VbId(vb), state, None).unwrap();
+        }
+        self.cluster.give(&shape, revision, &map.document(Some(this))).unwrap();
     }
 
     fn documents(&self) -> u64 {
@@ -135,6 +168,86 @@ fn an_open_loop_keeps_its_rate_and_its_number() {
     assert_eq!((outcome.tally.ops, outcome.tally.error_count()), (1_000, 0));
     assert!(outcome.elapsed >= Duration::from_millis(490), "{:?} is faster than asked", outcome.elapsed);
     assert_eq!(outcome.tally.sent_late.count(), 1_000);
+}
+
+#[test]
+fn what_an_open_loop_could_not_begin_counts_as_unanswered() {
+    let server = Server::start();
+    // One request at a time, and a moment every 100 ns.
+    let load = Load {
+        clients: 1,
+        depth: 1,
+        threads: 1,
+        rate: Some(1e7),
+        until: Until::For(Duration::from_millis(50)),
+        ..ops(0)
+    };
+    let tally = server.run(None, &load).tally;
+    assert!(tally.unfinished > tally.ops, "{} and {}", tally.unfinished, tally.ops);
+}
+
+/// Two servers that have every other vBucket each.
+fn pair() -> [Server; 2] {
+    let pair = [Server::start(), Server::start()];
+    for (this, server) in pair.iter().enumerate() {
+        server.take_map(&[&pair[0], &pair[1]], this, 10, |vb| usize::from(vb % 2));
+    }
+    pair
+}
+
+#[test]
+fn each_document_goes_to_the_server_that_has_its_vbucket() {
+    let [left, right] = pair();
+    let outcome = left.run(Some(Level::PersistMajority), &ops(1_000));
+    assert_eq!((outcome.tally.ops, &outcome.tally.errors), (1_000, &Default::default()));
+    assert_eq!(outcome.tally.turned_away, 0);
+    let (here, there) = (left.documents(), right.documents());
+    assert_eq!(here + there, 1_000);
+    assert!(here > 400 && there > 400, "{here} and {there}");
+}
+
+/// Goal: who is turned away takes the newer map and asks again there. Method: everything moves to the second server after the
+/// run was prepared.
+#[test]
+fn who_is_turned_away_takes_the_newer_map() {
+    let [left, right] = pair();
+    let dialect = left.dialect(None);
+    for (this, server) in [&left, &right].into_iter().enumerate() {
+        server.take_map(&[&left, &right], this, 11, |_| 1);
+    }
+    let watch = Watch { stop: &AtomicBool::new(false), usage: &|| None, live: false };
+    let tally = load::run(&left.target(), &dialect, &ops(1_000), &watch).unwrap().tally;
+    assert_eq!((tally.ops, tally.error_count(), left.documents(), right.documents()), (1_000, 0, 0, 1_000));
+    assert!((1..=64).contains(&tally.turned_away), "{} were turned away", tally.turned_away);
+}
+
+/// Goal: a server that is gone costs what was under way there, and nothing after the newer map. Method: one of two stops in the
+/// middle of an endless run, and the other takes over.
+#[test]
+fn a_server_that_is_gone_is_done_without_once_the_map_says_so() {
+    let [left, right] = pair();
+    let (target, dialect) = (left.target(), left.dialect(None));
+    let stop = Arc::new(AtomicBool::new(false));
+    let told = stop.clone();
+    let running = std::thread::spawn(move || {
+        let watch = Watch { stop: &told, usage: &|| None, live: false };
+        let load = Load { until: Until::For(Duration::from_secs(600)), ..ops(0) };
+        load::run(&target, &dialect, &Load { workload: Workload { keys: 1 << 20, ..load.workload }, ..load }, &watch)
+    });
+    while right.documents() == 0 {
+        std::thread::yield_now();
+    }
+    right.front_end.drain(Duration::from_secs(1));
+    left.take_map(&[&left], 0, 11, |_| 0);
+    let bucket = left.engine.bucket("default").unwrap();
+    let seqnos = || bucket.all_vb_seqnos(Some(VbState::Active), true);
+    while seqnos().iter().any(|(_, seqno)| *seqno == Seqno(0)) {
+        std::thread::yield_now();
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let tally = running.join().unwrap().unwrap().tally;
+    assert!(tally.error_count() <= 8 * 4, "{:?}", tally.errors);
+    assert_eq!(tally.connections_lost, 8);
 }
 
 #[test]

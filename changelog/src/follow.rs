@@ -132,6 +132,10 @@ impl Followers {
         }
         let wanted = self.places.iter().filter(|place| !place.is_lost).map(|place| place.next);
         let keep_from = wanted.min().map_or(passed, |next| next.min(passed));
+        if self.bytes == 0 && passed == before {
+            // The slowest reader has not moved: nothing is newly kept, and nothing was.
+            return keep_from;
+        }
         let from = entries.partition_point(|item| item.seqno() < keep_from.max(before));
         let upto = |item: &&Item| item.seqno() < passed;
         let kept: usize = entries.range(from..).take_while(upto).map(Item::memory).sum();

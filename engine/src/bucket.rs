@@ -24,6 +24,7 @@ use crate::ops::{Attempt, Fetched, Prepared, Run, Step, Stop};
 use crate::owned::OwnedRequest;
 use crate::pager::{Deadlines, Pager, Pressure};
 use crate::roles::RecordWaiters;
+use crate::takeover::Takeovers;
 use crate::terms::Terms;
 use crate::vbucket::{Beginning, VBucket};
 use crate::warm_up::WarmUp;
@@ -56,11 +57,13 @@ pub struct Bucket {
     pub(crate) fetching: Fetching,
     pub counters: Counters,
     pub(crate) stopped: AtomicBool,
+    is_held: AtomicBool,
     pub(crate) pressure: Pressure,
     /// vBuckets in which somebody waits against a deadline.
     pub(crate) armed: Mutex<BTreeSet<VbId>>,
     /// Those who wait for a vBucket's record to be durable.
     pub(crate) record_waiters: RecordWaiters,
+    pub(crate) takeovers: Takeovers,
     tasks: OnceLock<Tasks>,
     pub(crate) warm_up: WarmUp,
 }
@@ -164,6 +167,8 @@ impl Bucket {
             pressure: Pressure::default(),
             armed: Mutex::ranked(Rank::Durability, BTreeSet::new()),
             record_waiters: RecordWaiters::default(),
+            takeovers: Takeovers::default(),
+            is_held: AtomicBool::new(false),
             tasks: OnceLock::new(),
             warm_up: WarmUp::default(),
             store,
@@ -208,6 +213,7 @@ impl Bucket {
             vb.take_waiting().tell(why);
         }
         self.record_waiters.cancel();
+        self.takeovers.cancel();
     }
 
     pub(crate) fn me(&self) -> Option<Arc<Bucket>> {
@@ -231,6 +237,20 @@ impl Bucket {
 
     pub fn store(&self) -> &Arc<BucketStore> {
         &self.store
+    }
+
+    /// No request for a document is answered until [`Bucket::release`]: another node may be the one to ask.
+    pub fn hold(&self) {
+        self.is_held.store(true, SeqCst);
+    }
+
+    /// Returns whether it was held.
+    pub fn release(&self) -> bool {
+        self.is_held.swap(false, SeqCst)
+    }
+
+    pub fn is_held(&self) -> bool {
+        self.is_held.load(Relaxed)
     }
 
     /// One vBucket, for those who read its changelog.
@@ -306,6 +326,10 @@ impl Bucket {
             (Op::GetReplica, VbState::Replica) => {}
             (Op::SubdocLookup(lookup), VbState::Replica) if lookup.doc_flags.has(DocFlags::REPLICA_READ) => {}
             (Op::GetReplica, _) => return Err(OpError::NotMyVbucket.into()),
+            (_, VbState::Active) if self.is_held() => {
+                let why = "this node has yet to hear from the others that the vBucket is still its own";
+                return Err(OpError::Temporary(why.to_owned()).into());
+            }
             (_, VbState::Active) => {}
             _ => return Err(OpError::NotMyVbucket.into()),
         }

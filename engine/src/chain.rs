@@ -12,6 +12,9 @@
 //! Two replicas would be a majority of three without the active. But it may restart before anybody takes its place, and what it
 //! does not find then it would have the others forget.
 //!
+//! A write that is inherited may have been acknowledged, so it is settled even where too few nodes are left for a majority: it is
+//! committed once all that are left have it. New ones are refused there.
+//!
 //! While a vBucket moves to other nodes there are two chains, the one it comes from and the one it goes to.
 
 use types::{Level, Seqno};
@@ -79,8 +82,8 @@ pub(crate) fn refuse_topology(topology: &[Vec<Option<String>>]) -> Option<&'stat
 /// 2. Which chains a node is in is one bit each, so that asking for a majority goes over the nodes once.
 #[derive(Clone, Debug)]
 pub(crate) struct Chains {
-    /// Of each chain, how many nodes make a majority.
-    majorities: Vec<u8>,
+    /// Of each chain, how many nodes make a majority, and how many there are.
+    majorities: Vec<(u8, u8)>,
     /// The chains this node is in.
     own: u8,
     peers: Vec<Peer>,
@@ -102,7 +105,7 @@ impl Chains {
         }
         let mut chains = Chains { majorities: Vec::new(), own: 0, peers: Vec::new() };
         for (n, chain) in topology.iter().enumerate() {
-            chains.majorities.push(majority(chain.len()));
+            chains.majorities.push((majority(chain.len()), chain.iter().flatten().count() as u8));
             for name in chain.iter().flatten() {
                 match name == own {
                     true => chains.own |= 1 << n,
@@ -146,14 +149,14 @@ impl Chains {
     }
 
     /// Whether a prepare has what its level asks for, if this node has it on disk or not.
-    pub fn is_satisfied(&self, seqno: Seqno, level: Level, on_disk: bool) -> bool {
+    pub fn is_satisfied(&self, seqno: Seqno, level: Level, on_disk: bool, is_inherited: bool) -> bool {
         if level > Level::Majority && !on_disk {
             return false;
         }
-        self.majorities.iter().enumerate().all(|(n, majority)| {
+        self.majorities.iter().enumerate().all(|(n, &(majority, left))| {
             let has = |peer: &&Peer| peer.chains >> n & 1 == 1 && peer.prepared >= seqno;
             let nodes = (self.own >> n & 1) + self.peers.iter().filter(has).count() as u8;
-            nodes >= *majority
+            nodes >= if is_inherited { majority.min(left) } else { majority }
         })
     }
 
@@ -216,12 +219,23 @@ mod tests {
             let mut chains = Chains::of(&[chain(nodes)], None).expect("not alone");
             have.iter().for_each(|node| chains.ack(node, Seqno(7)));
             assert_eq!(
-                chains.is_satisfied(Seqno(7), *level, *on_disk),
+                chains.is_satisfied(Seqno(7), *level, *on_disk, false),
                 *committed,
                 "{nodes:?} {level:?} {on_disk} {have:?}"
             );
-            assert!(!chains.is_satisfied(Seqno(8), *level, *on_disk));
+            assert!(!chains.is_satisfied(Seqno(8), *level, *on_disk, false));
         }
+    }
+
+    #[test]
+    fn what_is_inherited_asks_no_more_than_all_that_are_left() {
+        use Level::PersistMajority;
+        let alone = Chains::of(&[chain(&["a", "-"])], None).expect("it has a place for another");
+        assert!(!alone.is_satisfied(Seqno(1), PersistMajority, true, false));
+        assert!(!alone.is_satisfied(Seqno(1), PersistMajority, false, true));
+        assert!(alone.is_satisfied(Seqno(1), PersistMajority, true, true));
+        let two = Chains::of(&[chain(&["a", "b", "-"])], None).expect("not alone");
+        assert!(!two.is_satisfied(Seqno(1), PersistMajority, true, true), "two of three are a majority as ever");
     }
 
     #[test]
@@ -234,7 +248,7 @@ mod tests {
         // To two other nodes: this one is not in the second chain.
         let both = [chain(&["a", "b"]), chain(&["c", "d"])];
         let mut chains = Chains::of(&both, Some(&chains)).unwrap();
-        let is_committed = |chains: &Chains| chains.is_satisfied(Seqno(4), Level::Majority, false);
+        let is_committed = |chains: &Chains| chains.is_satisfied(Seqno(4), Level::Majority, false, false);
         assert!(!is_committed(&chains));
         chains.ack("d", Seqno(4));
         assert!(is_committed(&chains));
@@ -248,6 +262,8 @@ mod tests {
         let mut chains = Chains::of(&[chain(&["a", "b"])], None).unwrap();
         (0..100).for_each(|n| chains.ack(&format!("stranger {n}"), Seqno(n)));
         chains.ack("b", Seqno(1));
-        assert!(chains.peers.len() <= 1 + STRANGERS_MAX && chains.is_satisfied(Seqno(1), Level::Majority, false));
+        assert!(
+            chains.peers.len() <= 1 + STRANGERS_MAX && chains.is_satisfied(Seqno(1), Level::Majority, false, false)
+        );
     }
 }

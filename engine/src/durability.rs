@@ -114,7 +114,10 @@ impl Tracker {
             let on_disk = marks.durable() >= head.seqno;
             let has_all = || match &self.chains {
                 None => on_disk || head.level == Level::Majority,
-                Some(chains) => chains.is_satisfied(head.seqno, head.level, on_disk),
+                Some(chains) => {
+                    let is_inherited = head.deadline.is_none();
+                    chains.is_satisfied(head.seqno, head.level, on_disk, is_inherited)
+                }
             };
             let make: fn(SyncWrite) -> Verdict = if !on_disk && marks.poisoned().is_some() {
                 Verdict::Ambiguous

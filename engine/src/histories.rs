@@ -100,10 +100,15 @@ impl Model {
                 Some(replica) => self.has[replica].contains(&n),
             };
             let chains = &topologies[self.topology];
-            let by_all = |count: &dyn Fn(&str) -> bool| {
-                chains.iter().all(|chain| chain.iter().flatten().filter(|node| count(node)).count() * 2 > chain.len())
+            let is_majority = |chain: &[Option<String>], count: &dyn Fn(&str) -> bool| {
+                chain.iter().flatten().filter(|node| count(node)).count() * 2 > chain.len()
             };
-            let outcome = if by_all(&has) && (level == Level::Majority || is_here) {
+            let by_all = |count: &dyn Fn(&str) -> bool| chains.iter().all(|chain| is_majority(chain, count));
+            // What may have been acknowledged is settled by those who are left.
+            let by_those_left =
+                || chains.iter().all(|chain| chain.iter().flatten().all(|node| has(node)) || is_majority(chain, &has));
+            let has_all = if is_awaited { by_all(&has) } else { by_those_left() };
+            let outcome = if has_all && (level == Level::Majority || is_here) {
                 Outcome::Committed
             } else if is_awaited && (self.expired.contains(&n) || !by_all(&|_| true)) {
                 Outcome::Aborted

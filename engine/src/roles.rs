@@ -3,7 +3,7 @@
 //! | from | to active | to replica, pending or dead |
 //! |---|---|---|
 //! | active | other chains; writes that no longer can be made durable come to nothing | who waits is told that the outcome is unknown |
-//! | other | a new history begins where this one is whole; what was prepared may have been acknowledged: it is settled, however long it takes | – |
+//! | other | a new history begins where this one is whole, unless the last active node hands its own over; what was prepared may have been acknowledged: it is settled, however long it takes | – |
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -16,6 +16,7 @@ use types::{Cas, Seqno, VbId, VbState, VbUuid};
 use crate::bucket::{Bucket, fresh_uuid};
 use crate::chain::{Topology, refuse_topology};
 use crate::op::{OpError, OpResult, Outcome, Reply, Waiter};
+use crate::takeover;
 use crate::vbucket::{GivenUp, VBucket};
 
 /// What a vBucket is to be.
@@ -33,6 +34,15 @@ impl Role {
     pub fn of(state: VbState, topology: Option<Topology>) -> Role {
         Role { state, topology, failover: None }
     }
+}
+
+/// Who says what a vBucket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Whoever decides about the cluster. A takeover under way is off.
+    Coordinator,
+    /// The node it moves from, which may say so while somebody waits for that.
+    HandOver,
 }
 
 /// Those who wait until a vBucket's record is durable, with its version.
@@ -82,7 +92,10 @@ impl Bucket {
 
     /// As [`Bucket::set_vbucket_state`], without waiting for the disk, and with a history of its own.
     pub fn set_vb_state(&self, vb: VbId, state: VbState, topology: Option<Topology>) -> Result<(), OpError> {
-        self.change_role(self.vb(vb)?, Role::of(state, topology)).map(|_| ())
+        let vb = self.vb(vb)?;
+        let (_, waiter) = self.change_role(vb, Role::of(state, topology), Origin::Coordinator)?;
+        takeover::called_off(waiter, "it was given another role");
+        Ok(())
     }
 
     /// Puts a vBucket in a state; answers once that is durable. Sync writes under way on a vBucket that stops being active have
@@ -93,21 +106,33 @@ impl Bucket {
             Ok(vb) => vb,
             Err(error) => return Outcome::Done(Err(error)),
         };
-        match self.change_role(vb, role) {
-            Ok(version) => self.await_record(vb, version, waiter),
+        match self.change_role(vb, role, Origin::Coordinator) {
+            Ok((version, called_off)) => {
+                takeover::called_off(called_off, "it was given another role");
+                self.await_record(vb, version, waiter)
+            }
             Err(error) => Outcome::Done(Err(error)),
         }
     }
 
-    fn change_role(&self, vb: &VBucket, role: Role) -> Result<u64, OpError> {
+    /// Returns the version of the record, and who waited for a takeover that has ended by this.
+    pub(crate) fn change_role(
+        &self,
+        vb: &VBucket,
+        role: Role,
+        origin: Origin,
+    ) -> Result<(u64, Option<Waiter>), OpError> {
         if let Some(why) = role.topology.as_deref().and_then(refuse_topology) {
             return Err(OpError::Invalid(why));
         }
-        let (given_up, version) = {
+        let (given_up, version, waiter) = {
             // The queue changes together with the state, so that no write slips in between.
             let mut current = vb.state.write();
             if vb.is_rolling_back.load(SeqCst) {
                 return Err(OpError::Temporary("this vBucket is being rolled back or deleted".into()));
+            }
+            if origin == Origin::HandOver {
+                self.may_hand_over(vb, *current, role.state)?;
             }
             vb.is_deleted.store(false, Relaxed);
             let mut record = (*vb.log.record()).clone();
@@ -120,7 +145,7 @@ impl Bucket {
             if is_active && !was_active {
                 // In the middle of a snapshot there is more than a whole state, and nobody else need have the same.
                 let whole = vb.log.open_snapshot().map_or(vb.log.marks.high(), |open| open.start);
-                vb.log.end_snapshot();
+                vb.log.end_snapshot(vb.prepared_marks().1);
                 match role.failover {
                     Some(failover) => record.failover = failover,
                     None => record.failover.begin(FailoverEntry { uuid: fresh_uuid(&self.env), seqno: whole }),
@@ -137,12 +162,28 @@ impl Bucket {
             if !is_active {
                 vb.become_passive();
             }
-            (given_up, version)
+            let goes_on = origin == Origin::HandOver && !is_active;
+            let waiter = if goes_on { None } else { self.takeovers.take(vb.id) };
+            (given_up, version, waiter)
         };
         given_up.tell("the vBucket is no longer active here");
         self.changed(vb, Urgency::Durable);
         self.settle(vb);
-        Ok(version)
+        Ok((version, waiter))
+    }
+
+    fn may_hand_over(&self, vb: &VBucket, from: VbState, to: VbState) -> Result<(), OpError> {
+        let is_next = matches!(
+            (from, to),
+            (VbState::Replica | VbState::Pending, VbState::Pending) | (VbState::Pending, VbState::Active)
+        );
+        if !is_next || !self.takeovers.is_under_way(vb.id) {
+            return Err(OpError::Invalid("nobody here asked for the vBucket to be handed over"));
+        }
+        if to == VbState::Active && vb.log.open_snapshot().is_some() {
+            return Err(OpError::Invalid("part of a snapshot is missing"));
+        }
+        Ok(())
     }
 
     /// Takes over the histories of the node that a replica follows, as it lists them; answers once that is durable.
@@ -174,13 +215,17 @@ impl Bucket {
         if self.store.recorded(vb.id) >= Some(version) {
             return Outcome::Done(Ok(Reply::Done { cas: Cas(0) }));
         }
-        self.record_waiters.add(vb.id, version, waiter());
+        self.tell_when_recorded(vb, version, waiter());
+        Outcome::Pending
+    }
+
+    pub(crate) fn tell_when_recorded(&self, vb: &VBucket, version: u64, waiter: Waiter) {
+        self.record_waiters.add(vb.id, version, waiter);
         // It may have become durable, or the bucket have stopped, before anybody knew that somebody waits.
         self.answer_record_waiters(vb);
         if self.stopped.load(SeqCst) {
             self.record_waiters.cancel();
         }
-        Outcome::Pending
     }
 
     /// Answers those whose record is durable, or will not be.

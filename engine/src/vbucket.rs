@@ -357,11 +357,8 @@ impl VBucket {
             let value = prepare.has_value().then(|| prepare.value());
             Item::new(key, meta, Kind::Committed { prepared: Some(write.seqno) }, value)
         });
-        if item.is_deleted() {
-            self.note_deleted(item.meta().rev);
-        }
         let bytes = item.memory() as i64;
-        self.put(&mut slot, item);
+        self.put_given(&mut slot, item);
         bytes
     }
 

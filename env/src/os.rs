@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::{Clock, Env, File, OpenMode, Rng, Storage};
+use crate::{Clock, Durable, Env, File, OpenMode, Rng, Storage};
 
 /// Files, clock and randomness of the operating system.
 pub fn env() -> Env {
@@ -140,6 +140,18 @@ pub fn cpu_time() -> io::Result<Duration> {
     Ok(duration(usage.ru_utime) + duration(usage.ru_stime))
 }
 
+/// The calling thread runs on this core only, counted from 0.
+pub fn stay_on_core(core: usize) -> io::Result<()> {
+    // SAFETY: a set of cores is plain bits, all zeros are a value of it, and the macro stays within it.
+    let cores = unsafe {
+        let mut cores: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core.min(libc::CPU_SETSIZE as usize - 1), &mut cores);
+        cores
+    };
+    // SAFETY: the set lives during the call, which is told its size; 0 is the calling thread.
+    check(unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &cores) })
+}
+
 /// From here on the calling thread runs where others leave room: whoever wakes takes the processor from it at once, instead of
 /// waiting for the end of its slice, and of a processor that others want all the time it gets a tenth. For good: a thread
 /// cannot take it back.
@@ -229,9 +241,13 @@ impl Storage for OsStorage {
         Ok(Arc::new(OsFile(options.open(path)?)))
     }
     #[cfg(target_os = "linux")]
-    fn open_durable(&self, path: &Path) -> io::Result<Option<Arc<dyn File>>> {
+    fn open_durable(&self, path: &Path, how: Durable) -> io::Result<Option<Arc<dyn File>>> {
+        let flags = match how {
+            Durable::Synced => libc::O_DSYNC,
+            Durable::Direct => libc::O_DIRECT | libc::O_DSYNC,
+        };
         let mut options = fs::OpenOptions::new();
-        match options.write(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC).open(path) {
+        match options.write(true).custom_flags(flags).open(path) {
             Ok(file) => Ok(Some(Arc::new(OsFile(file)))),
             // The file system does not do it.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),

@@ -9,8 +9,8 @@ pub mod map;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use persist::BucketSpec;
@@ -74,6 +74,7 @@ pub struct Cluster {
     /// What a coordinator gave, by bucket.
     given: Mutex<BTreeMap<String, Given>>,
     keeper: Box<dyn Keeper>,
+    on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// Keeps maps across restarts.
@@ -105,8 +106,8 @@ pub enum NotGiven {
 
 struct Given {
     map: Arc<Map>,
-    /// This node's place in it.
-    this: usize,
+    /// This node's place in it; `None`: it is out of the cluster.
+    this: Option<usize>,
     text: Arc<str>,
 }
 
@@ -130,7 +131,13 @@ impl Cluster {
             made: Mutex::new(Vec::new()),
             given: Mutex::new(BTreeMap::new()),
             keeper: Box::new(()),
+            on_change: OnceLock::new(),
         }
+    }
+
+    /// Called after every change of what clients get: must be quick. The first one counts.
+    pub(crate) fn on_change(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_change.set(Box::new(tell));
     }
 
     /// With the maps that an earlier run was given; `keeper` keeps those to come. What is damaged is left out: the coordinator
@@ -172,6 +179,7 @@ impl Cluster {
         all.insert(shape.name.clone(), given);
         // Above it, so that what this node makes by itself one day is newer.
         self.rev.fetch_max(version.rev.max(0) as u64, Ordering::AcqRel);
+        drop(all);
         self.changed();
         Ok(())
     }
@@ -186,8 +194,8 @@ impl Cluster {
         }
     }
 
-    /// The map a coordinator gave, and this node's place in it.
-    pub fn map_of(&self, bucket: &str) -> Option<(Arc<Map>, usize)> {
+    /// The map a coordinator gave, and this node's place in it, if it has one.
+    pub fn map_of(&self, bucket: &str) -> Option<(Arc<Map>, Option<usize>)> {
         self.given.lock().get(bucket).map(|given| (Arc::clone(&given.map), given.this))
     }
 
@@ -207,6 +215,9 @@ impl Cluster {
     /// whether theirs is still there.
     pub fn changed(&self) {
         self.rev.fetch_add(1, Ordering::AcqRel);
+        if let Some(tell) = self.on_change.get() {
+            tell();
+        }
     }
 
     /// The configuration of a bucket.
@@ -231,8 +242,8 @@ impl Cluster {
             return (revision, found.text.clone());
         }
         let text: Arc<str> = match shape {
-            Some(shape) => self.alone(revision, shape).document(0).into(),
-            None => map::common(revision, &[self.this()], 0, &self.uuid).to_string().into(),
+            Some(shape) => self.alone(revision, shape).document(Some(0)).into(),
+            None => map::common(revision, &[self.this()], Some(0), &self.uuid).to_string().into(),
         };
         made.push(Made { revision, shape: shape.cloned(), text: text.clone() });
         (revision, text)
@@ -254,6 +265,7 @@ impl Cluster {
             replicas: shape.replicas,
             nodes: vec![self.this()],
             chains: vec![chain; usize::from(shape.vbuckets)],
+            forward: BTreeMap::new(),
         }
     }
 }
@@ -267,7 +279,6 @@ fn accept(bucket: &str, text: &str) -> Result<Given, String> {
     if map.bucket != bucket {
         return Err(format!("it is of bucket {:?}", map.bucket));
     }
-    let this = this.ok_or("no entry of \"nodesExt\" is marked thisNode")?;
     Ok(Given { map: Arc::new(map), this, text: text.into() })
 }
 
@@ -329,11 +340,11 @@ mod tests {
     #[test]
     fn a_map_that_is_given_is_served_and_only_a_newer_one_takes_its_place() {
         let cluster = Cluster::new("cafe", None, 1, 2, 7);
-        let give = |map: &Map| cluster.give(&shape(1), map.revision, &map.document(1));
+        let give = |map: &Map| cluster.give(&shape(1), map.revision, &map.document(Some(1)));
         assert!(matches!(give(&given(7)), Err(NotGiven::Stale { .. })), "no newer than what clients have");
         give(&given(9)).unwrap();
         assert_eq!(cluster.bucket_config(&shape(1)).0.rev, 9);
-        assert_eq!(cluster.map_of("default").map(|(map, this)| (map.nodes.len(), this)), Some((2, 1)));
+        assert_eq!(cluster.map_of("default").map(|(map, this)| (map.nodes.len(), this)), Some((2, Some(1))));
         assert!(matches!(give(&given(9)), Err(NotGiven::Stale { .. })));
         give(&given(10)).unwrap();
         let other = Map { chains: vec![vec![Some(0)]; 8], ..given(11) };
@@ -355,7 +366,7 @@ mod tests {
         }
         let kept = Kept::default();
         let cluster = Cluster::new("cafe", None, 1, 2, 7).keeping(BTreeMap::new(), Box::new(kept.clone()));
-        cluster.give(&shape(1), given(9).revision, &given(9).document(0)).unwrap();
+        cluster.give(&shape(1), given(9).revision, &given(9).document(Some(0))).unwrap();
         let found = kept.0.lock().clone();
         let again = Cluster::new("cafe", None, 1, 2, 7).keeping(found, Box::new(kept.clone()));
         assert_eq!(again.bucket_config(&shape(1)).0, given(9).revision);

@@ -10,7 +10,7 @@ use limits::{Class, Permit};
 use mio::net::TcpStream;
 use parking_lot::Mutex;
 use replication::Producer;
-use wire::{FeatureSet, Opcode};
+use wire::{Feature, FeatureSet, Opcode};
 
 use crate::auth::{Exchange, Identity};
 use crate::buffer::{Input, Output};
@@ -123,6 +123,8 @@ pub struct Session {
     pub producer: Option<Box<Producer>>,
     /// The newest configuration this connection was sent since it selected its bucket.
     pub config_sent: Option<Revision>,
+    /// The newest one it was told of without asking.
+    pub config_pushed: Option<Revision>,
     pub in_flight: Vec<Waiting>,
     pub next_request: u64,
     /// No further request is read; what is under way is finished and sent.
@@ -141,6 +143,7 @@ impl Session {
             selected: None,
             producer: None,
             config_sent: None,
+            config_pushed: None,
             in_flight: Vec::new(),
             next_request: 0,
             closing: false,
@@ -151,7 +154,14 @@ impl Session {
     pub fn select(&mut self, selected: Option<Selected>) {
         self.info.names.lock().bucket = selected.as_ref().map(|s| s.shape.name.clone());
         self.selected = selected;
-        self.config_sent = None;
+        (self.config_sent, self.config_pushed) = (None, None);
+    }
+
+    /// It is to be told when its bucket has another map.
+    pub fn wants_maps(&self) -> bool {
+        let has = |feature| self.features.has(feature);
+        let asked = has(Feature::ClustermapChangeNotification) || has(Feature::ClustermapChangeNotificationBrief);
+        self.selected.is_some() && asked && has(Feature::Duplex)
     }
 
     pub fn identify(&mut self, identity: Option<Identity>) {

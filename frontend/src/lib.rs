@@ -56,6 +56,7 @@ pub fn connections_bytes() -> u64 {
 }
 
 use auth::Users;
+use auth::trials::Trials;
 use cluster::Cluster;
 use connection::Session;
 use counts::{ErrorCounts, OpTimings};
@@ -163,6 +164,7 @@ pub(crate) struct Shared {
     pub options: Options,
     pub engine: Arc<Engine>,
     pub users: Arc<Users>,
+    pub trials: Trials,
     pub cluster: Arc<Cluster>,
     pub stats: Arc<dyn StatProvider>,
     pub ledger: Arc<Ledger>,
@@ -291,6 +293,7 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
         errors: ErrorCounts::default(),
         streams: parts.streams,
         replicas: Replicas::default(),
+        trials: Trials::new(&parts.pools),
         pools: parts.pools,
         started: parts.env.clock.monotonic(),
         stopping: AtomicBool::new(false),
@@ -320,6 +323,12 @@ pub fn serve(options: Options, parts: Parts) -> io::Result<FrontEnd> {
             }
         });
     }
+    let weak = Arc::downgrade(&shared);
+    shared.cluster.on_change(move || {
+        if let Some(shared) = weak.upgrade() {
+            shared.mailboxes.iter().for_each(|mailbox| mailbox.post(Letter::MapChanged));
+        }
+    });
     shared.replicas.start(&shared);
     let listener = Listener::new(listener_poll, socket, shared);
     front_end.threads.push(thread::Builder::new().name("kv-listener".to_owned()).spawn(|| listener.run())?);

@@ -14,6 +14,7 @@ use types::rank::Rank;
 use wire::Status;
 
 use crate::Bounds;
+use crate::auth::sasl::Verdict;
 use crate::connection::Info;
 use crate::sync::Mutex;
 use crate::table::Slot;
@@ -39,6 +40,8 @@ pub enum Letter {
     Look {
         slot: Slot,
     },
+    /// Clients that asked for it are told that there is another map.
+    MapChanged,
     /// The bucket is deleted: connections to it end.
     BucketGone {
         name: Arc<str>,
@@ -64,6 +67,7 @@ pub enum Answer {
     Op(OpResult),
     /// Of work that is not about one document.
     Job(Result<JobReply, (Status, String)>),
+    Login(Verdict),
 }
 
 /// What a job has to say on success.

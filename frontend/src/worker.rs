@@ -184,6 +184,7 @@ impl Worker {
             }
             Letter::Answer { ticket, answer } => self.finish(ticket, answer),
             Letter::Look { slot } => self.enqueue(slot),
+            Letter::MapChanged => self.push_maps(),
             Letter::BucketGone { name } => {
                 let sessions = self.connections.iter().flatten().map(|connection| &connection.session);
                 let of_it = |session: &&Session| session.selected.as_ref().is_some_and(|s| s.shape.name == *name);
@@ -214,6 +215,19 @@ impl Worker {
         let out = connection.output.tail(&mut self.lender);
         Context { session, out, shared: &shared, mailbox: &mailbox, call }.answer_late(answer);
         self.enqueue(slot);
+    }
+
+    /// Tells those who asked for it that there is another map.
+    fn push_maps(&mut self) {
+        let mut told = Vec::new();
+        for connection in self.connections.iter_mut().flatten() {
+            let Connection { session, output, phase, .. } = &mut **connection;
+            if session.wants_maps() && !session.closing && *phase == Phase::Serving {
+                commands::push_map(session, output.tail(&mut self.lender), &self.shared.cluster);
+                told.push(session.slot);
+            }
+        }
+        told.into_iter().for_each(|slot| self.enqueue(slot));
     }
 
     fn slots(&self) -> Vec<Slot> {

@@ -11,6 +11,7 @@
 //! | Asked | the peer agrees, with its histories | Following |
 //! | Asked | the peer says how far to go back | GoingBack |
 //! | Asked, Following | refused, ended, or what came makes no sense | Resting |
+//! | Following | the vBucket is to be taken over | Asked, for that |
 //! | GoingBack | the engine has gone back | Due, or Resting if it could not |
 //! | Resting | its pause is over | Due |
 //!
@@ -32,7 +33,8 @@ use wire::dcp::{
 use wire::{Close, Feature, FeatureSet, Frame, FrameReader, Next, Opcode, Reply, Side, Status};
 
 use crate::inbox::{Inbox, Wake};
-use crate::stats::{DCP_CONSUMERS, DCP_ITEMS_RECEIVED, DCP_ROLLBACKS_DONE};
+use crate::stats::{DCP_CONSUMERS, DCP_ITEMS_RECEIVED, DCP_ROLLBACKS_DONE, DCP_STREAMS_RESTARTED};
+use crate::takeover;
 
 /// What the peer may send before we say that we have dealt with some of it.
 const ROOM_BYTES: usize = 10 << 20;
@@ -90,6 +92,8 @@ struct Stream {
     acked: Seqno,
     /// How often in a row it came to nothing.
     failures: u32,
+    /// It was asked for to take the vBucket over.
+    takes_over: bool,
 }
 
 enum Note {
@@ -122,16 +126,25 @@ pub struct ConsumerFace {
     pub following: AtomicU64,
     pub items: AtomicU64,
     pub bytes: AtomicU64,
+    /// How often a stream ended or was refused, and was begun anew.
+    pub restarts: AtomicU64,
 }
 
 /// See the module.
 ///
 /// 1. At most one consumer follows for a vBucket at a time; its owner sees to that.
 /// 2. Bytes are said to be dealt with once their message was, and all are said in the end.
+/// 3. What it does for a message does not grow with the number of streams.
 pub struct Consumer {
     bucket: Arc<Bucket>,
+    /// This node, as the chains name it.
+    node: Box<str>,
     inbox: Arc<Inbox<Note>>,
     streams: BTreeMap<VbId, Stream>,
+    /// Streams in [`Place::Following`].
+    following: u64,
+    /// No stream is due before.
+    due_at: Duration,
     out: Vec<u8>,
     opaque: u32,
     /// Controls that the peer has to agree to, in the order of their opaques.
@@ -171,8 +184,11 @@ impl Consumer {
         DCP_CONSUMERS.add(1);
         let mut consumer = Consumer {
             bucket: Arc::clone(bucket),
+            node: node.into(),
             inbox: Inbox::new(wake),
             streams: BTreeMap::new(),
+            following: 0,
+            due_at: Duration::MAX,
             out: Vec::new(),
             opaque: OPAQUE_STREAM,
             controls,
@@ -200,14 +216,36 @@ impl Consumer {
         }
     }
 
-    /// Follows for these vBuckets too, and asks at once again for those that rest: something may have changed.
+    /// Follows for these vBuckets and no others: nothing more is applied to those left out. Asks at once again for those that rest,
+    /// and for those that are to be taken over: something may have changed.
     pub fn want(&mut self, vbs: &BTreeSet<VbId>) {
+        let left_out: Vec<VbId> = self.streams.keys().filter(|vb| !vbs.contains(vb)).copied().collect();
+        for vb in left_out {
+            self.close(vb);
+            self.put(vb, Place::Due);
+            self.streams.remove(&vb);
+        }
         for &vb in vbs {
-            let new = Stream { place: Place::Due, opaque: 0, acked: Seqno(0), failures: 0 };
+            let takes_over = self.bucket.takes_over(vb);
+            let new = Stream { place: Place::Due, opaque: 0, acked: Seqno(0), failures: 0, takes_over: false };
             let stream = self.streams.entry(vb).or_insert(new);
-            if matches!(stream.place, Place::Resting { .. }) {
-                (stream.place, stream.failures) = (Place::Due, 0);
+            match stream.place {
+                Place::Resting { .. } => (stream.place, stream.failures) = (Place::Due, 0),
+                Place::Following if takes_over && !stream.takes_over => {
+                    self.close(vb);
+                    self.put(vb, Place::Due);
+                }
+                _ => {}
             }
+        }
+        self.due_at = Duration::ZERO;
+    }
+
+    /// Has the peer end a stream, if there is one.
+    fn close(&mut self, vb: VbId) {
+        let is_open = |stream: &&Stream| matches!(stream.place, Place::Asked | Place::Following);
+        if let Some(stream) = self.streams.get(&vb).filter(is_open) {
+            Packet { vb, opaque: stream.opaque, stream_id: None, message: Message::CloseStream }.encode(&mut self.out);
         }
     }
 
@@ -223,11 +261,7 @@ impl Consumer {
 
     /// When it is to be looked at by the clock.
     pub fn deadline(&self) -> Duration {
-        let rests = self.streams.values().filter_map(|stream| match stream.place {
-            Place::Resting { until } => Some(until),
-            _ => None,
-        });
-        rests.chain(self.full).fold(self.heard + SILENCE_MAX, Duration::min)
+        (self.heard + SILENCE_MAX).min(self.due_at).min(self.full.unwrap_or(Duration::MAX))
     }
 
     /// Looks at what others left word of and at the clock.
@@ -256,18 +290,28 @@ impl Consumer {
                 Err(why) => self.rest(vb, now, &why),
             }
         }
-        let is_due = |stream: &Stream| match stream.place {
-            Place::Due => true,
-            Place::Resting { until } => until <= now,
-            _ => false,
-        };
-        let due: Vec<VbId> = self.streams.iter().filter(|(_, stream)| is_due(stream)).map(|(vb, _)| *vb).collect();
-        due.into_iter().for_each(|vb| self.ask(vb, now));
+        if self.due_at <= now {
+            self.ask_who_is_due(now);
+        }
         if self.full.is_some_and(|until| until <= now) {
             self.full = None;
         }
         self.note_following();
         Ok(())
+    }
+
+    fn ask_who_is_due(&mut self, now: Duration) {
+        self.due_at = Duration::MAX;
+        let mut due = Vec::new();
+        for (vb, stream) in &self.streams {
+            match stream.place {
+                Place::Due => due.push(*vb),
+                Place::Resting { until } if until <= now => due.push(*vb),
+                Place::Resting { until } => self.due_at = self.due_at.min(until),
+                Place::Asked | Place::Following | Place::GoingBack => {}
+            }
+        }
+        due.into_iter().for_each(|vb| self.ask(vb, now));
     }
 
     fn ask(&mut self, vb: VbId, now: Duration) {
@@ -277,8 +321,10 @@ impl Consumer {
             _ => return self.rest(vb, now, "it is no replica here"),
         };
         self.opaque = self.opaque.wrapping_add(1).max(OPAQUE_STREAM);
+        let takes_over = self.bucket.takes_over(vb);
+        let flags = StreamFlags::ACTIVE_ONLY;
         let request = StreamRequest {
-            flags: StreamFlags::ACTIVE_ONLY,
+            flags: if takes_over { flags.with(StreamFlags::TAKEOVER) } else { flags },
             start: point.seqno,
             end: Seqno(u64::MAX),
             uuid: point.uuid,
@@ -290,13 +336,21 @@ impl Consumer {
         Packet { vb, opaque: self.opaque, stream_id: None, message }.encode(&mut self.out);
         let opaque = self.opaque;
         if let Some(stream) = self.streams.get_mut(&vb) {
-            (stream.place, stream.opaque) = (Place::Asked, opaque);
+            (stream.opaque, stream.takes_over) = (opaque, takes_over);
         }
+        self.put(vb, Place::Asked);
     }
 
+    /// The one way from place to place.
     fn put(&mut self, vb: VbId, place: Place) {
-        if let Some(stream) = self.streams.get_mut(&vb) {
-            stream.place = place;
+        let Some(stream) = self.streams.get_mut(&vb) else { return };
+        let before = std::mem::replace(&mut stream.place, place);
+        self.following -= u64::from(before == Place::Following);
+        self.following += u64::from(place == Place::Following);
+        match place {
+            Place::Due => self.due_at = Duration::ZERO,
+            Place::Resting { until } => self.due_at = self.due_at.min(until),
+            Place::Asked | Place::Following | Place::GoingBack => {}
         }
     }
 
@@ -304,7 +358,13 @@ impl Consumer {
         let Some(stream) = self.streams.get_mut(&vb) else { return };
         let pause = (REST_MIN * 2u32.saturating_pow(stream.failures.min(16))).min(REST_MAX);
         stream.failures += 1;
-        stream.place = Place::Resting { until: now + pause };
+        let took_over = std::mem::take(&mut stream.takes_over);
+        self.put(vb, Place::Resting { until: now + pause });
+        DCP_STREAMS_RESTARTED.inc();
+        self.face.restarts.fetch_add(1, Relaxed);
+        if took_over {
+            self.bucket.end_takeover(vb, why);
+        }
         tracing::debug!(bucket = self.bucket.name(), vb = vb.0, ?pause, "its stream rests: {why}");
     }
 
@@ -402,7 +462,14 @@ impl Consumer {
         }
         if let Some(stream) = self.streams.get_mut(&vb) {
             // The peer may have forgotten what it was told.
-            (stream.place, stream.acked) = (Place::Following, Seqno(0));
+            stream.acked = Seqno(0);
+            let takes_over = stream.takes_over;
+            self.put(vb, Place::Following);
+            if !takes_over && self.bucket.takes_over(vb) {
+                // Wanted since it was asked for.
+                self.close(vb);
+                return self.put(vb, Place::Due);
+            }
         }
         self.say_prepared(vb);
     }
@@ -419,8 +486,7 @@ impl Consumer {
 
     /// Ends a stream that the peer goes on with.
     fn give_up(&mut self, vb: VbId, now: Duration, why: &str) {
-        let Some(stream) = self.streams.get(&vb) else { return };
-        Packet { vb, opaque: stream.opaque, stream_id: None, message: Message::CloseStream }.encode(&mut self.out);
+        self.close(vb);
         tracing::warn!(bucket = self.bucket.name(), vb = vb.0, "its stream is begun anew: {why}");
         self.rest(vb, now, why);
     }
@@ -432,6 +498,10 @@ impl Consumer {
         let Some(stream) = self.streams.get_mut(&vb).filter(is_current) else { return true };
         if let Message::StreamEnd(reason) = packet.message {
             self.rest(vb, now, reason.text());
+            return true;
+        }
+        if let Message::SetVbucketState { state, details } = packet.message {
+            self.be_handed(packet, state, details, now);
             return true;
         }
         match hand_over(&self.bucket, vb, &packet.message) {
@@ -452,6 +522,28 @@ impl Consumer {
         }
     }
 
+    /// The peer hands its vBucket over. If it cannot be taken now, the peer is told and gives up.
+    fn be_handed(&mut self, packet: &Packet<'_>, state: VbState, details: &[u8], now: Duration) {
+        let handed =
+            takeover::parse_details(details, &self.node).ok_or_else(|| "histories that are cut short".to_owned());
+        let taken = handed.and_then(|(failover, topology)| {
+            self.bucket.hand_over(packet.vb, state, failover, topology).map_err(|error| error.to_string())
+        });
+        let status = if taken.is_ok() { Status::Success } else { Status::Einval };
+        Reply::new(Opcode::DcpSetVbucketState as u8, status, packet.opaque).encode(&mut self.out);
+        match taken {
+            Ok(()) => {
+                let name = state.name();
+                tracing::info!(
+                    bucket = self.bucket.name(),
+                    vb = packet.vb.0,
+                    "is {name} here, as its node hands it over"
+                );
+            }
+            Err(why) => self.rest(packet.vb, now, &why),
+        }
+    }
+
     fn say_dealt_with(&mut self) {
         if self.unsaid_bytes >= ROOM_BYTES / 2 {
             let bytes = std::mem::take(&mut self.unsaid_bytes);
@@ -460,8 +552,7 @@ impl Consumer {
     }
 
     fn note_following(&self) {
-        let following = self.streams.values().filter(|stream| stream.place == Place::Following).count();
-        self.face.following.store(following as u64, Relaxed);
+        self.face.following.store(self.following, Relaxed);
     }
 
     /// Where each stream is, in order of vBucket.

@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use engine::Bucket;
-use serde_json::json;
 use types::{CollectionId, Seqno, VbId, VbState};
 use wire::dcp::{EndReason, Message, Open, OpenFlags, Packet, StreamFlags, StreamRequest, push_failover_log};
 use wire::{Feature, FeatureSet, Status};
@@ -25,7 +24,7 @@ use crate::rollback::{History, Verdict, decide};
 use crate::snapshot::Next;
 use crate::stats::{DCP_BYTES_SENT, DCP_ITEMS_SENT, DCP_PRODUCERS, DCP_ROLLBACKS};
 use crate::stream::{Place, Plan, Step, Stream};
-use crate::takeover::Takeover;
+use crate::takeover::{self, Takeover};
 use crate::terms::{Control, Terms};
 
 /// Files a consumer has read at a time: each holds a descriptor and a piece in memory.
@@ -145,7 +144,11 @@ impl Producer {
             Control::EndOnClose(on) => self.terms.end_on_close = on,
             Control::DeletedUserXattrs(on) => self.terms.deleted_user_xattrs = on,
             Control::MarkerVersion(version) => self.terms.marker_version = version,
-            Control::Consumer(name) => self.terms.consumer = Some(name),
+            Control::Consumer(name) => {
+                // The first one counts; nobody says two.
+                let _ = self.face.replica.set(name.clone());
+                self.terms.consumer = Some(name);
+            }
             Control::NewStatuses(on) => self.terms.new_statuses = on,
             Control::Hint => {}
         }
@@ -283,9 +286,12 @@ impl Producer {
         if opcode == wire::Opcode::DcpNoop {
             self.pulse.answered();
         } else if opcode == wire::Opcode::DcpSetVbucketState && status == Some(Status::Success) {
-            let mut of_it = self.streams.values_mut().filter(|stream| stream.plan.opaque == opaque);
-            if let Some(number) = of_it.find_map(|stream| stream.answered().then_some(stream.plan.number)) {
-                self.make_ready(number);
+            let of_it = self.streams.values_mut().find(|stream| stream.plan.opaque == opaque);
+            let Some(stream) = of_it else { return };
+            let number = stream.plan.number;
+            match stream.answered(&self.inbox) {
+                Ok(()) => self.make_ready(number),
+                Err(_) => drop(self.forget(number)),
             }
         } else if status != Some(Status::Success) {
             let of_it = |stream: &&Stream| stream.plan.opaque == opaque;
@@ -341,6 +347,13 @@ impl Producer {
                         Err(reason) => self.end_stream(number, reason, out),
                     }
                 }
+                Note::LetGo(number, true) => {
+                    if let Some(stream) = self.streams.get_mut(&number) {
+                        stream.let_go();
+                    }
+                    self.make_ready(number);
+                }
+                Note::LetGo(number, false) => self.end_stream(number, EndReason::StateChanged, out),
             }
         }
     }
@@ -415,13 +428,14 @@ impl Producer {
         self.charge(out.len() - before);
     }
 
-    /// Has the receiver of a vBucket that moves become something else. It takes our histories along.
+    /// Has the receiver of a vBucket that moves become something else. It takes our histories along, and the chains.
     fn tell(&mut self, number: StreamNumber, state: VbState, out: &mut Vec<u8>) {
-        let Plan { vb, opaque, stream_id, .. } = self.streams.get(&number).expect("what is ready is there").plan;
-        let histories = self.bucket.failover_log(vb).unwrap_or_default();
-        let histories: Vec<_> = histories.iter().map(|h| json!({"id": h.uuid.0, "seq": h.seqno.0})).collect();
-        let knows_json = self.terms.features.has(Feature::Json);
-        let details = if knows_json { json!({ "failovers": histories }).to_string() } else { String::new() };
+        let stream = self.streams.get(&number).expect("what is ready is there");
+        let Plan { vb, opaque, stream_id, .. } = stream.plan;
+        let details = match self.terms.features.has(Feature::Json) {
+            true => takeover::details(&stream.record()),
+            false => String::new(),
+        };
         let before = out.len();
         let message = Message::SetVbucketState { state, details: details.as_bytes() };
         Packet { vb, opaque, stream_id, message }.encode(out);

@@ -1,10 +1,10 @@
 //! One vBucket for one consumer.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use changelog::{Follower, Slice, VbRecord};
-use engine::{Bell, Bucket, VBucket};
+use engine::{Bell, Bucket, Mailbox, OpResult, Outcome, Role, Ticket, VBucket, Waiter};
 use persist::{BucketStore, Changes};
 use types::{Seqno, VbId, VbState, VbUuid};
 use wire::dcp::EndReason;
@@ -12,7 +12,7 @@ use wire::dcp::EndReason;
 use crate::filter::Filter;
 use crate::inbox::{Inbox, Note, Piece, StreamBell, StreamNumber};
 use crate::registry::StreamFace;
-use crate::snapshot::{self, Next, OfDisk};
+use crate::snapshot::{self, Next, OfDisk, Part};
 use crate::stats::{DCP_BACKFILLS, DCP_BACKFILLS_BEGUN, DCP_STREAMS, DCP_STREAMS_LEFT_BEHIND};
 use crate::takeover::Takeover;
 use crate::terms::Terms;
@@ -119,11 +119,14 @@ pub(crate) struct Plan {
 /// 1. `read` is how far the changes of the vBucket were looked at; what of them is to be sent and was not is in `queue`.
 /// 2. The bell is on the vBucket's list as long as the stream lives.
 /// 3. It holds one slice or one piece at most, beside what the changelog keeps for it.
+/// 4. `saw_all`: the last look at the changelog left nothing there. As long as the bell has not rung since, another would
+///    find nothing.
 pub(crate) struct Stream {
     pub plan: Plan,
     bucket: Arc<Bucket>,
     phase: Phase,
     read: Seqno,
+    saw_all: bool,
     /// Where the next snapshot begins.
     next_start: Seqno,
     queue: VecDeque<Next>,
@@ -143,6 +146,7 @@ impl Stream {
             bucket: Arc::clone(bucket),
             phase: Phase::Waiting,
             read: plan.start,
+            saw_all: false,
             next_start: plan.start,
             queue: VecDeque::new(),
             of_disk: None,
@@ -161,6 +165,11 @@ impl Stream {
 
     fn vbucket(&self) -> &VBucket {
         self.bucket.vbucket(self.plan.vb).expect("a stream is of a vBucket there is")
+    }
+
+    /// What the vBucket is now.
+    pub fn record(&self) -> Arc<VbRecord> {
+        self.vbucket().log.record()
     }
 
     /// What to do next.
@@ -189,6 +198,7 @@ impl Stream {
                 Phase::Reading => return Step::Rest,
                 Phase::Read(changes) if !changes.is_done() => return Step::ReadOn,
                 Phase::Read(_) => self.end_of_file(),
+                Phase::InMemory(_) if self.has_nothing_new() => return self.caught_up(),
                 Phase::InMemory(follower) => {
                     self.bell.hush();
                     match self.vbucket().log.take(follower, SLICE_BYTES) {
@@ -202,6 +212,11 @@ impl Stream {
                 }
             }
         }
+    }
+
+    /// Whoever lets go of a vBucket looks again all the same: a change may have its place and not have rung yet.
+    fn has_nothing_new(&self) -> bool {
+        self.saw_all && self.plan.takeover.is_none() && !self.bell.has_rung()
     }
 
     /// The consumer was told everything there is.
@@ -220,14 +235,29 @@ impl Stream {
         }
     }
 
-    /// The receiver of a vBucket that moves is what it was told to be. False: it was told nothing, or it cannot move from here.
-    pub fn answered(&mut self) -> bool {
-        let Some(next) = self.plan.takeover.and_then(Takeover::answered) else { return false };
-        if next == Takeover::Draining && self.bucket.set_vb_state(self.plan.vb, VbState::Dead, None).is_err() {
-            return false;
-        }
+    /// The receiver of a vBucket that moves is what it was told to be, if it was told anything. `Err`: it cannot move from here.
+    pub fn answered(&mut self, inbox: &Arc<Inbox>) -> Result<(), EndReason> {
+        let Some(next) = self.plan.takeover.and_then(Takeover::answered) else { return Ok(()) };
         self.plan.takeover = Some(next);
-        true
+        if next != Takeover::LettingGo {
+            return Ok(());
+        }
+        let mailbox: Arc<dyn Mailbox> = Arc::new(LetGo(Arc::downgrade(inbox)));
+        let ticket = Ticket { slot: 0, generation: 0, request: self.plan.number };
+        let waiter = || Waiter::new(Arc::clone(&mailbox), ticket);
+        match self.bucket.set_vbucket_state(self.plan.vb, Role::of(VbState::Dead, None), &waiter) {
+            Outcome::Done(Err(_)) => Err(EndReason::StateChanged),
+            Outcome::Done(Ok(_)) => {
+                self.let_go();
+                Ok(())
+            }
+            Outcome::Pending => Ok(()),
+        }
+    }
+
+    /// That the vBucket is dead here is on disk.
+    pub fn let_go(&mut self) {
+        self.plan.takeover = self.plan.takeover.and_then(Takeover::recorded).or(self.plan.takeover);
     }
 
     /// What it was promised was promised by the vBucket as it was then.
@@ -243,17 +273,21 @@ impl Stream {
     }
 
     fn show(&mut self, terms: &Terms, slice: Slice) {
+        let unordered = slice.decided_out_of_order();
         let Slice { mut items, last, .. } = slice;
+        self.saw_all = last >= self.vbucket().log.marks.high();
         let last = last.min(self.plan.end);
         items.retain(|item| item.seqno() <= last);
         self.read = last;
-        if let Some((queue, end)) = snapshot::of_memory(terms, &self.plan.filter, self.next_start, items, last) {
+        let part = Part { start: self.next_start, items, last, unordered };
+        if let Some((queue, end)) = snapshot::of_memory(terms, &self.plan.filter, part) {
             self.queue = queue;
             self.next_start = end.next();
         }
     }
 
     fn fall_behind(&mut self) {
+        self.saw_all = false;
         DCP_STREAMS_LEFT_BEHIND.inc();
         self.enter(Phase::Waiting);
     }
@@ -332,6 +366,18 @@ impl Stream {
     /// Whether it reads the file, or has what it read.
     pub fn has_turn(&self) -> bool {
         matches!(self.phase, Phase::Reading | Phase::Read(_))
+    }
+}
+
+/// Leaves word when a stream's vBucket is dead on disk.
+/// Outlives the stream.
+struct LetGo(Weak<Inbox>);
+
+impl Mailbox for LetGo {
+    fn deliver(&self, ticket: Ticket, result: OpResult) {
+        if let Some(inbox) = self.0.upgrade() {
+            inbox.post(Note::LetGo(ticket.request, result.is_ok()));
+        }
     }
 }
 

@@ -5,9 +5,10 @@
 mod common;
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use common::*;
+use engine::{OpResult, Outcome, Ticket, Waiter};
 use replication::{Consumer as Following, ConsumerFace, Place, Producer};
 use types::{Seqno, VbState};
 use wire::dcp::{Message, Packet};
@@ -17,6 +18,8 @@ use wire::{Frame, FrameReader, Next, Opcode, Reply, Side, Status};
 struct Pair {
     a: World,
     b: World,
+    /// How `b` calls itself.
+    replica: &'static str,
     link: Option<Link>,
     /// Messages that reached the replica.
     delivered: usize,
@@ -54,13 +57,13 @@ impl Pair {
         let chain = |names: [&str; 2]| vec![names.map(|name| Some(name.to_owned())).to_vec()];
         a.bucket.set_vb_state(VB, VbState::Active, Some(chain(["a", "b"]))).expect("a role");
         b.bucket.set_vb_state(VB, VbState::Replica, None).expect("a role");
-        Pair { a, b, link: None, delivered: 0 }
+        Pair { a, b, replica: "b", link: None, delivered: 0 }
     }
 
     fn connect(&mut self) {
         let face = Arc::new(ConsumerFace::default());
         let wake = Arc::new(Bedside::default());
-        let mut consumer = Following::open(&self.b.bucket, "b", wake, face, self.b.now());
+        let mut consumer = Following::open(&self.b.bucket, self.replica, wake, face, self.b.now());
         consumer.want(&BTreeSet::from([VB]));
         self.link = Some(Link { producer: None, consumer, under_way: VecDeque::new() });
     }
@@ -71,7 +74,7 @@ impl Pair {
         link.consumer.turn(self.b.now()).expect("the peer is there");
         let said = std::mem::take(link.consumer.output());
         for bytes in frames(&said) {
-            hear(&self.a, link, &frame(bytes));
+            hear(&self.a, self.replica, link, &frame(bytes));
         }
         if let Some(producer) = &mut link.producer {
             let mut out = Vec::new();
@@ -114,12 +117,13 @@ impl Pair {
 }
 
 /// What a front end does with a message of a consumer.
-fn hear(a: &World, link: &mut Link, frame: &Frame<'_>) {
+fn hear(a: &World, replica: &str, link: &mut Link, frame: &Frame<'_>) {
     let features = Following::FEATURES;
     if !frame.header.magic.is_request() {
         let status = wire::client::status(frame).ok();
         let producer = link.producer.as_mut().expect("it is open");
-        return producer.answered(Opcode::DcpNoop, status, frame.header.opaque);
+        let opcode = Opcode::from_wire(frame.header.opcode).expect("one of ours");
+        return producer.answered(opcode, status, frame.header.opaque);
     }
     let packet = Packet::parse(frame, features).expect("a message");
     let opcode = frame.header.opcode;
@@ -144,7 +148,7 @@ fn hear(a: &World, link: &mut Link, frame: &Frame<'_>) {
             let producer = link.producer.as_mut().expect("it is open");
             match producer.stream_request(&packet, &request) {
                 Ok(log) => {
-                    a.bucket.replica_began(packet.vb, "b", request.start).expect("it is active");
+                    a.bucket.replica_began(packet.vb, replica, request.start).expect("it is active");
                     answer(Status::Success, &log);
                 }
                 Err(refusal) => {
@@ -159,7 +163,8 @@ fn hear(a: &World, link: &mut Link, frame: &Frame<'_>) {
         Message::BufferAck(bytes) => link.producer.as_mut().expect("it is open").buffer_ack(bytes),
         Message::SeqnoAck(seqno) => {
             assert!(link.producer.as_mut().expect("it is open").seqno_ack(&packet, seqno));
-            a.bucket.seqno_acked(packet.vb, "b", seqno).expect("it is active");
+            // Once it has let go of the vBucket that is nothing to it.
+            let _ = a.bucket.seqno_acked(packet.vb, replica, seqno);
         }
         other => panic!("{other:?}"),
     }
@@ -306,6 +311,127 @@ fn a_replica_without_room_takes_no_more_until_it_has_some() {
     }
     assert!(waits > 0, "there was always room");
     pair.assert_same();
+}
+
+/// What became of a takeover, if anything.
+#[derive(Default)]
+struct Told(Mutex<Option<OpResult>>);
+
+impl engine::Mailbox for Told {
+    fn deliver(&self, _: Ticket, result: OpResult) {
+        *self.0.lock().unwrap() = Some(result);
+    }
+}
+
+impl Pair {
+    /// `a` and `b` change places once `b` is active.
+    fn begin_takeover(&mut self) -> Arc<Told> {
+        let told = Arc::new(Told::default());
+        let ticket = Ticket { slot: 0, generation: 0, request: 0 };
+        let outcome = self.b.bucket.begin_takeover(VB, &|| Waiter::new(Arc::clone(&told) as _, ticket));
+        assert!(matches!(outcome, Outcome::Pending), "{outcome:?}");
+        if let Some(link) = &mut self.link {
+            link.consumer.want(&BTreeSet::from([VB]));
+        }
+        told
+    }
+
+    fn states(&self) -> [VbState; 2] {
+        [&self.a, &self.b].map(|world| world.bucket.vb_state(VB).expect("a vBucket"))
+    }
+
+    /// Each chain begins with who is active in it.
+    fn two_chains() -> Vec<Vec<Option<String>>> {
+        [["a", "b"], ["b", "a"]].map(|chain| chain.map(|name| Some(name.to_owned())).to_vec()).to_vec()
+    }
+}
+
+/// Goal: a vBucket that moves is active on one node or on none, whoever moves it can always go on, and nothing that was written is
+/// lost. Method: the connection is cut before any message, while documents are written wherever that is possible; then it is
+/// decided anew as a coordinator does.
+#[test]
+fn a_takeover_may_be_cut_before_any_message() {
+    let mut ends = BTreeSet::new();
+    for cut in 0.. {
+        let mut pair = Pair::new();
+        pair.a.bucket.set_vb_state(VB, VbState::Active, Some(Pair::two_chains())).expect("a role");
+        write_before(&pair.a);
+        pair.connect();
+        pair.settle();
+        let told = pair.begin_takeover();
+        let begun = pair.delivered;
+        let mut written = Vec::new();
+        let mut is_over = false;
+        while pair.delivered - begun < cut && !is_over {
+            match pair.states() {
+                [VbState::Active, VbState::Active] => panic!("two are active"),
+                [VbState::Active, _] if written.len() < 4 => {
+                    written.push(format!("w{}", written.len()));
+                    pair.a.set_durably(written.last().expect("one"), "x");
+                }
+                _ => {}
+            }
+            is_over = !pair.deliver() && pair.a.stepper.run_until_idle() + pair.b.stepper.run_until_idle() == 0;
+        }
+        ends.insert(pair.states().map(VbState::name));
+        pair.link = None;
+        pair.b.bucket.end_takeover(VB, "the one who moves it was interrupted");
+        pair.a.stepper.run_until_idle();
+        pair.b.stepper.run_until_idle();
+        let first = told.0.lock().unwrap().take().expect("told by now");
+        let has_moved = pair.states() == [VbState::Dead, VbState::Active];
+        assert_eq!(first.is_ok(), has_moved, "cut {cut}");
+        assert_ne!(pair.states()[1], VbState::Pending);
+        if !has_moved {
+            pair.a.bucket.set_vb_state(VB, VbState::Active, Some(Pair::two_chains())).expect("a role");
+            let before = pair.a.bucket.failover_log(VB);
+            pair.connect();
+            let told = pair.begin_takeover();
+            pair.settle();
+            assert_eq!(told.0.lock().unwrap().take().map(|result| result.is_ok()), Some(true), "cut {cut}");
+            assert_eq!(pair.b.bucket.failover_log(VB), before, "the history goes on");
+        }
+        assert_eq!(pair.states(), [VbState::Dead, VbState::Active], "cut {cut}");
+        assert_eq!(pair.b.bucket.vbucket(VB).expect("a vBucket").log.record().topology, [Pair::two_chains().remove(1)]);
+        // The other way round: what was under way is committed once the other has it.
+        let mut back = Pair { a: pair.b, b: pair.a, replica: "a", link: None, delivered: 0 };
+        back.b.bucket.set_vb_state(VB, VbState::Replica, None).expect("a role");
+        back.connect();
+        back.settle();
+        back.assert_same();
+        let mut reader = Consumer::with(&back.a, "reader", Default::default(), &[]);
+        reader.ask(&request(0)).expect("a stream");
+        let told = reader.told_everything();
+        for key in &written {
+            let of_it = told.iter().filter(|line| line.ends_with(&format!(" {key}=x"))).count();
+            assert_eq!(of_it, 1, "cut {cut}: {key} of {told:?}");
+        }
+        if is_over {
+            break;
+        }
+    }
+    let expected =
+        [["active", "replica"], ["active", "pending"], ["dead", "pending"], ["dead", "active"]].map(|states| states);
+    assert_eq!(ends, BTreeSet::from(expected), "every state was met");
+}
+
+#[test]
+fn a_takeover_that_was_called_off_does_not_happen_later() {
+    let mut pair = Pair::new();
+    pair.connect();
+    pair.settle();
+    let told = pair.begin_takeover();
+    while pair.states() != [VbState::Dead, VbState::Pending] {
+        assert!(pair.deliver() || pair.a.stepper.step() || pair.b.stepper.step(), "it never let go");
+    }
+    // "Be active" may be on its way.
+    pair.b.bucket.end_takeover(VB, "patience has an end");
+    pair.settle();
+    assert_eq!(pair.states(), [VbState::Dead, VbState::Replica]);
+    assert!(told.0.lock().unwrap().take().expect("told").is_err());
+    let again = pair.begin_takeover();
+    pair.b.bucket.set_vb_state(VB, VbState::Dead, None).expect("a role");
+    assert!(again.0.lock().unwrap().take().expect("told").is_err(), "another role ends it too");
 }
 
 impl Pair {

@@ -1,5 +1,6 @@
 //! `settee serve`, from nothing to `ready` and back.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use env::Env;
 use frontend::auth::{Role, Users};
-use frontend::cluster::Cluster;
+use frontend::cluster::{Cluster, Map};
 use limits::{Class, GiveBack, Metered};
 use persist::{BucketSpec, LogOptions, Store, StoreError, Verdict};
 use scheduler::{PoolConfig, Pools, Stop};
@@ -85,6 +86,7 @@ pub fn serve(config: Config, origin: Origin, until_eof: bool) -> Result<(), Refu
         engine.create_bucket(first_bucket(&config)).map_err(|error| refuse(&error))?;
         tracing::info!(bucket = config.bucket_name, "created");
     }
+    hold_what_others_may_have(&engine, &found_maps);
     // From here on a vBucket changes only because a client or the clock asked.
 
     let in_effect = Arc::new(InEffect::new(&config));
@@ -180,6 +182,18 @@ pub fn serve(config: Config, origin: Origin, until_eof: bool) -> Result<(), Refu
     pools.shutdown(Stop::Cancel);
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Of a bucket that has more nodes, nothing is served before they have said that this node's map is still the one to go by.
+fn hold_what_others_may_have(engine: &engine::Engine, maps: &BTreeMap<String, String>) {
+    for (name, text) in maps {
+        let is_alone = |map: &Map| map.nodes.len() == 1;
+        if let (Ok((map, this)), Some(bucket)) = (Map::parse(text.as_bytes()), engine.bucket(name))
+            && !(this.is_some() && is_alone(&map))
+        {
+            bucket.hold();
+        }
+    }
 }
 
 /// Ends the waiting for signals when whoever started this process has closed the pipe to it, or is gone.
@@ -307,17 +321,21 @@ fn announce(found: &engine::Recovered) {
     );
 }
 
-fn store_options(config: &Config) -> persist::Options {
-    let log = LogOptions {
+/// How the commit log is used; `None`: it is not.
+pub fn log_options(config: &Config) -> Option<LogOptions> {
+    config.commit_log.then(|| LogOptions {
         segment_bytes: config.log_segment_bytes,
         bytes_max: config.log_bytes_max,
-        past_cache: config.log_past_cache,
+        way: config.log_way,
         file_after: Duration::from_secs(u64::from(config.filing_age_s_max)),
         unfiled_bytes_max: config.filing_bytes_max,
         ..LogOptions::default()
-    };
+    })
+}
+
+fn store_options(config: &Config) -> persist::Options {
     persist::Options {
-        commit_log: config.commit_log.then_some(log),
+        commit_log: log_options(config),
         writers: config.writers,
         readers: config.readers,
         batch_bytes_max: config.batch_bytes_max,

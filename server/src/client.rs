@@ -54,12 +54,17 @@ impl Client {
 
     /// Connects and says HELLO; no user yet.
     pub fn connect(address: &str, features: &[Feature]) -> Result<Client> {
+        Client::connect_within(PATIENCE, address, features)
+    }
+
+    /// Likewise, with less patience, also for any one answer.
+    pub fn connect_within(patience: Duration, address: &str, features: &[Feature]) -> Result<Client> {
         let unreachable = || format!("no server answers at {address}");
         let found = address.to_socket_addrs().with_context(unreachable)?.next().with_context(unreachable)?;
-        let stream = TcpStream::connect_timeout(&found, PATIENCE).with_context(unreachable)?;
+        let stream = TcpStream::connect_timeout(&found, patience).with_context(unreachable)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
         let mut client = Client { stream, input: Vec::new(), opaque: 0 };
         let codes: Vec<u16> = features.iter().map(|f| *f as u16).collect();
         let agent = concat!("settee/", env!("CARGO_PKG_VERSION"));

@@ -45,6 +45,11 @@ const STEPS: &[Step] = &[
     Step { name: "python", proves: "the Python SDK works", run: python },
     Step { name: "go", proves: "gocb works", run: go },
     Step { name: "node", proves: "the Node SDK works", run: node },
+    Step {
+        name: "histories",
+        proves: "what clients of a cluster are told has an order, whoever is killed, stopped or cut off",
+        run: histories,
+    },
     Step { name: "fuzz", proves: "no input found in half a minute each makes a parser panic", run: fuzz },
 ];
 
@@ -167,6 +172,7 @@ fn install() -> Result<()> {
         .args(["install", "--quiet", "--disable-pip-version-check", "-r", "tests/interop/requirements.txt"])
         .run()?;
     Tool::new("go").args(["mod", "download"]).dir("tests/interop/go").run()?;
+    Tool::new("go").args(["mod", "download"]).dir(HISTORIES).run()?;
     Tool::new("npm")
         .args(["install", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"])
         .dir("tests/interop/node")
@@ -191,6 +197,14 @@ fn go() -> Result<()> {
 
 fn node() -> Result<()> {
     Tool::new("npm").args(["test", "--silent"]).dir("tests/interop/node").run()
+}
+
+const HISTORIES: &str = "tests/histories";
+
+/// Most of it is waiting, so several clusters are played with at once.
+fn histories() -> Result<()> {
+    Tool::new("go").args(["vet", "./..."]).dir(HISTORIES).run()?;
+    Tool::new("go").args(["test", "-count=1", "-v", "-parallel=4", "-timeout=8m", "./..."]).dir(HISTORIES).run()
 }
 
 /// Each target and where its first inputs are.

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use types::Level;
 
 use super::{Bench, Common, Story};
+use crate::canary::Canary;
 use crate::load::{self, Load, Until, Watch};
 use crate::protocol::couchbase;
 use crate::report::{self, Column, Ratio, Row};
@@ -76,6 +77,8 @@ const COLUMNS: &[Column] = &[
     Column("flush waits p99.9", "flush_wait_p999_us", report::us),
     Column("log waits p99.9", "log_wait_p999_us", report::us),
     Column("log sync p99.9", "log_sync_p999_us", report::us),
+    Column("machine late p99.9", "machine_late_p999_us", report::us),
+    Column("max", "machine_late_max_us", report::us),
     Column("files MB", "files_mb", report::whole),
     Column("errors", "errors", report::whole),
 ];
@@ -144,7 +147,11 @@ impl CompactionSync {
         let began = Instant::now();
         let outcome = thread::scope(|scope| -> Result<load::Outcome> {
             let compacting = compacts.then(|| scope.spawn(|| beside.compact_all(None, &stop)));
+            let canary = Canary::start();
             let outcome = self.load(bench, &server, time);
+            let late = canary.stop();
+            row.insert("machine_late_p999_us".into(), json!(late.percentile_us(99.9)));
+            row.insert("machine_late_max_us".into(), json!(late.max_us()));
             stop.store(true, Relaxed);
             let compacted = compacting.map_or(Ok(Ok(())), |thread| thread.join());
             compacted.unwrap_or_else(|_| bail!("a thread panicked"))?;

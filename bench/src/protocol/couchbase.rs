@@ -1,9 +1,10 @@
 //! Our own protocol: HELLO, a proof of the password, a bucket, then documents by vBucket.
 
+use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use frontend::auth::scram::{Client as Scram, Hash};
 use types::Level;
 use wire::client::{RequestFrame, hello_value, status, store_extras};
@@ -11,6 +12,7 @@ use wire::{Feature, FrameReader, Next, Opcode, Side, Status};
 
 use super::memcached::parse_frame;
 use super::{Action, Parsed, Protocol, exchange};
+use crate::route::{Route, vbucket_of};
 
 /// How one gets in and what for.
 #[derive(Clone, Debug)]
@@ -24,42 +26,32 @@ pub struct Login {
 #[derive(Debug)]
 pub struct Shape {
     login: Login,
-    vbuckets: u16,
+    route: Route,
     /// Framing extras of a write.
     framing: Vec<u8>,
 }
 
 impl Shape {
-    /// Logs in once, with a proof from both sides, and asks for the bucket's configuration.
+    /// Logs in once, with a proof from both sides, and asks the server, which was dialled as `address`, where the bucket's
+    /// vBuckets are.
     ///
     /// # Errors
-    /// The server refuses the user or the bucket, or its configuration has no vBucket map.
-    pub fn learn(stream: &mut TcpStream, login: Login, level: Option<Level>) -> Result<Shape> {
+    /// The server refuses the user or the bucket, or has no map of it.
+    pub fn learn(stream: &mut TcpStream, address: &str, login: Login, level: Option<Level>) -> Result<Shape> {
         hello(stream)?;
         scram(stream, &login)?;
         select(stream, &login.bucket)?;
-        let (code, config) = call(stream, &RequestFrame::new(Opcode::GetClusterConfig))?;
-        if code != Status::Success {
-            bail!("the server does not tell its configuration: {}", code.name());
-        }
-        let config: serde_json::Value = serde_json::from_slice(&config).context("the server's configuration")?;
-        let map = config["vBucketServerMap"]["vBucketMap"].as_array().context("a configuration without vBuckets")?;
-        let vbuckets = u16::try_from(map.len()).ok().filter(|n| n.is_power_of_two());
-        let vbuckets = vbuckets.with_context(|| format!("a vBucket map of {} entries", map.len()))?;
+        let route = ask_route(stream, address)?;
         let mut framing = Vec::new();
         if let Some(level) = level {
             wire::frame_info::push_durability(&mut framing, level, None);
         }
-        Ok(Shape { login, vbuckets, framing })
+        Ok(Shape { login, route, framing })
     }
 
-    /// The vBucket of a key, as every client of this protocol computes it.
-    pub fn vbucket_of(&self, key: &[u8]) -> u16 {
-        (crc32fast::hash(key) >> 16) as u16 & 0x7fff & (self.vbuckets - 1)
-    }
-
-    pub fn vbuckets(&self) -> u16 {
-        self.vbuckets
+    /// Where the vBuckets were when the run was prepared.
+    pub fn route(&self) -> &Route {
+        &self.route
     }
 }
 
@@ -87,7 +79,7 @@ impl Protocol for Couchbase {
     }
 
     fn encode(&mut self, key: &[u8], action: Action<'_>, ticket: u32, out: &mut Vec<u8>) {
-        let vbucket = self.shape.vbucket_of(key);
+        let vbucket = vbucket_of(key, self.shape.route.vbuckets());
         match action {
             Action::Get => RequestFrame { vbucket, opaque: ticket, key, ..RequestFrame::new(Opcode::Get) }.encode(out),
             Action::Set(value) => {
@@ -114,6 +106,39 @@ pub fn compact(stream: &mut TcpStream, vbucket: u16) -> Result<()> {
         Status::Success => Ok(()),
         code => Err(anyhow!("vBucket {vbucket} was not compacted: {}", code.name())),
     }
+}
+
+/// Asks a connection that is ready where the vBuckets of its bucket are; it goes to the server at `address`.
+///
+/// # Errors
+/// The server does not tell, or what it tells is no map.
+pub fn ask_route(stream: &mut TcpStream, address: &str) -> Result<Route> {
+    match call(stream, &RequestFrame::new(Opcode::GetClusterConfig))? {
+        (Status::Success, document) => Route::parse(&document, address),
+        (code, _) => Err(anyhow!("the server does not tell its configuration: {}", code.name())),
+    }
+}
+
+/// Every line of a group of statistics.
+///
+/// # Errors
+/// The server refuses, or has no such group.
+pub fn stats(stream: &mut TcpStream, group: &str) -> Result<BTreeMap<String, String>> {
+    let request = RequestFrame { key: group.as_bytes(), ..RequestFrame::new(Opcode::Stat) }.to_bytes();
+    exchange(stream, &request, |input| {
+        let (mut lines, mut at) = (BTreeMap::new(), 0);
+        while let Next::Frame(frame) = FrameReader::new(Side::Client).next(&input[at..])? {
+            match status(&frame) {
+                Ok(Status::Success) if frame.key.is_empty() => return Ok(Some(lines)),
+                Ok(Status::Success) => {}
+                other => bail!("the server does not tell its statistics {group:?}: {other:?}"),
+            }
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            lines.insert(text(frame.key), text(frame.value));
+            at += frame.frame_len();
+        }
+        Ok(None)
+    })
 }
 
 fn hello(stream: &mut TcpStream) -> Result<()> {
@@ -184,24 +209,12 @@ fn call(stream: &mut TcpStream, request: &RequestFrame<'_>) -> Result<(Status, V
 mod tests {
     use super::*;
 
-    fn couchbase(vbuckets: u16, framing: Vec<u8>) -> Couchbase {
-        let login = Login { user: String::new(), password: String::new(), bucket: String::new() };
-        Couchbase::new(Arc::new(Shape { login, vbuckets, framing }))
-    }
-
-    #[test]
-    fn keys_map_to_the_vbuckets_that_other_clients_use() {
-        // CRC-32 of "123456789" is 0xcbf43926, by the definition of that checksum.
-        let shape = couchbase(1024, Vec::new()).shape;
-        assert_eq!(shape.vbucket_of(b"123456789"), 0x4bf4 & 1023);
-        assert_eq!(couchbase(64, Vec::new()).shape.vbucket_of(b"123456789"), 0x4bf4 & 63);
-    }
-
     #[test]
     fn writes_carry_the_durability_and_reads_do_not() {
         let mut framing = Vec::new();
         wire::frame_info::push_durability(&mut framing, Level::PersistMajority, None);
-        let mut couchbase = couchbase(1024, framing);
+        let login = Login { user: String::new(), password: String::new(), bucket: String::new() };
+        let mut couchbase = Couchbase::new(Arc::new(Shape { login, route: Route::to_one("n:1"), framing }));
         let mut out = Vec::new();
         couchbase.encode(b"key", Action::Set(b"v"), 9, &mut out);
         assert_eq!((out[0], out[2], out[24], out[25]), (0x08, 2, 0x11, 3));

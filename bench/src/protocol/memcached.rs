@@ -92,6 +92,7 @@ pub(super) fn parse_frame(input: &[u8]) -> Result<Parsed> {
             let answer = match wire::client::status(&frame) {
                 Ok(wire::Status::Success) => Answer::Done,
                 Ok(wire::Status::KeyEnoent) => Answer::Miss,
+                Ok(wire::Status::NotMyVbucket) => Answer::Elsewhere(frame.value.to_vec()),
                 Ok(status) => Answer::Error(status.name().to_owned()),
                 Err(code) => Answer::Error(format!("status {code:#06x}")),
             };

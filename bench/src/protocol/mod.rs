@@ -26,6 +26,8 @@ pub enum Answer {
     Done,
     /// There is no such key: an answer, not an error.
     Miss,
+    /// Another node has it: with the map of who has what, if the server sent one.
+    Elsewhere(Vec<u8>),
     /// In the server's own words.
     Error(String),
 }

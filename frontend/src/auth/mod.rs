@@ -2,6 +2,7 @@
 
 pub mod sasl;
 pub mod scram;
+pub(crate) mod trials;
 pub mod users;
 
 pub use sasl::Exchange;

@@ -1,7 +1,10 @@
 //! Where the vBuckets of a bucket are: what a coordinator decides, clients route by, and replicas follow.
 //!
 //! It travels as the JSON document that clients get, so there is one truth. A node finds itself in it by the entry marked
-//! `thisNode`; its name in the replication chains is the address of its key-value port.
+//! `thisNode`, and is out of the cluster if there is none; its name in the replication chains is the address of its key-value port.
+//! Where a vBucket that moves goes to is in it too, so whoever finds the map can go on.
+
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -42,6 +45,8 @@ pub struct Map {
     pub nodes: Vec<Node>,
     /// By vBucket; each has one place more than there are replicas.
     pub chains: Vec<Chain>,
+    /// Of vBuckets that move: the chain they are to have. Who is in it follows the active one of now.
+    pub forward: BTreeMap<u16, Chain>,
 }
 
 impl Map {
@@ -64,16 +69,34 @@ impl Map {
         let chain = |row: &Value| chain(row, nodes.len(), usize::from(replicas) + 1);
         let chains = rows.iter().map(chain).collect::<Option<Vec<Chain>>>();
         let chains = chains.ok_or("a row of \"vBucketMap\" has an active, and nodes that there are, each once")?;
+        let forward = match place["vBucketMapForward"].as_array() {
+            None => BTreeMap::new(),
+            Some(rows) if rows.len() == chains.len() => {
+                let next = (0u16..).zip(rows).map(|(vb, row)| Some((vb, chain(row)?))).collect::<Option<Vec<_>>>();
+                let next = next.ok_or("a row of \"vBucketMapForward\" has nodes that there are, each once")?;
+                next.into_iter().filter(|(vb, next)| *next != chains[usize::from(*vb)]).collect()
+            }
+            Some(_) => return Err("\"vBucketMapForward\" has another number of rows than \"vBucketMap\"".into()),
+        };
         let (cluster_uuid, bucket, uuid) = (string("clusterUUID"), string("name"), string("uuid"));
-        Ok((Map { revision, cluster_uuid, bucket, uuid, replicas, nodes, chains }, this))
+        Ok((Map { revision, cluster_uuid, bucket, uuid, replicas, nodes, chains, forward }, this))
     }
 
-    /// The document for clients of the node at place `this`.
-    pub fn document(&self, this: usize) -> String {
+    /// The document for clients of the node at place `this`; of a node that is not in the map if there is none.
+    pub fn document(&self, this: Option<usize>) -> String {
         let Map { bucket, uuid, .. } = self;
         let mut document = common(self.revision, &self.nodes, this, &self.cluster_uuid);
-        let rows = |chain: &Chain| chain.iter().map(|at| at.map_or(-1, |at| at as i64)).collect();
-        let rows: Vec<Vec<i64>> = self.chains.iter().map(rows).collect();
+        let rows = |chain: &Chain| chain.iter().map(|at| at.map_or(-1, |at| at as i64)).collect::<Vec<i64>>();
+        let mut place = json!({
+            "hashAlgorithm": "CRC",
+            "numReplicas": self.replicas,
+            "serverList": self.nodes.iter().map(Node::name).collect::<Vec<_>>(),
+            "vBucketMap": self.chains.iter().map(rows).collect::<Vec<Vec<i64>>>(),
+        });
+        if !self.forward.is_empty() {
+            let next = |(vb, chain)| rows(self.forward.get(&vb).unwrap_or(chain));
+            place["vBucketMapForward"] = (0u16..).zip(&self.chains).map(next).collect::<Vec<Vec<i64>>>().into();
+        }
         let node = |node: &Node| {
             let hostname = format!("{}:{}", node.bracketed(), node.admin_port);
             json!({"hostname": hostname, "ports": {"direct": node.kv_port}})
@@ -88,12 +111,7 @@ impl Map {
             "bucketCapabilitiesVer": "",
             "bucketCapabilities": BUCKET_CAPABILITIES,
             "collectionsManifestUid": "0",
-            "vBucketServerMap": {
-                "hashAlgorithm": "CRC",
-                "numReplicas": self.replicas,
-                "serverList": self.nodes.iter().map(Node::name).collect::<Vec<_>>(),
-                "vBucketMap": rows,
-            },
+            "vBucketServerMap": place,
         });
         let (Some(fields), Value::Object(more)) = (document.as_object_mut(), more) else {
             unreachable!("both were made as objects");
@@ -104,16 +122,32 @@ impl Map {
 
     /// The replication chain of a vBucket, by the names of nodes. Without an active there is none.
     pub fn topology(&self, vb: usize) -> Option<Vec<Option<String>>> {
-        let chain = self.chains.get(vb).filter(|chain| chain[0].is_some())?;
-        Some(chain.iter().map(|at| at.map(|at| self.nodes[at].name())).collect())
+        Some(self.names(self.chains.get(vb).filter(|chain| chain[0].is_some())?))
+    }
+
+    /// A chain by the names of nodes.
+    pub fn names(&self, chain: &[Option<usize>]) -> Vec<Option<String>> {
+        chain.iter().map(|at| at.map(|at| self.nodes[at].name())).collect()
+    }
+
+    /// The place of a node, by its name.
+    pub fn place_of(&self, name: &str) -> Option<usize> {
+        self.nodes.iter().position(|node| node.name() == name)
+    }
+
+    /// Who follows the active one of a vBucket: its replicas, and those that are to have it.
+    pub fn followers(&self, vb: u16) -> impl Iterator<Item = usize> {
+        let chain = &self.chains[usize::from(vb)];
+        let next = self.forward.get(&vb).into_iter().flatten();
+        chain[1..].iter().chain(next).filter_map(|at| *at).filter(move |at| chain[0] != Some(*at))
     }
 }
 
 /// What all documents begin with.
-pub(super) fn common(revision: Revision, nodes: &[Node], this: usize, cluster_uuid: &str) -> Value {
+pub(super) fn common(revision: Revision, nodes: &[Node], this: Option<usize>, cluster_uuid: &str) -> Value {
     let entry = |(at, node): (usize, &Node)| {
         let services = json!({"mgmt": node.admin_port, "kv": node.kv_port});
-        match at == this {
+        match Some(at) == this {
             true => json!({"services": services, "thisNode": true, "hostname": node.host}),
             false => json!({"services": services, "hostname": node.host}),
         }
@@ -166,12 +200,13 @@ mod tests {
             replicas: 1,
             nodes: vec![node(0), node(2)],
             chains: vec![vec![Some(0), Some(1)], vec![Some(1), Some(0)], vec![Some(1), None], vec![None, None]],
+            forward: BTreeMap::new(),
         }
     }
 
     #[test]
     fn a_map_is_what_its_document_says() {
-        let text = map().document(1);
+        let text = map().document(Some(1));
         assert_eq!(Map::parse(text.as_bytes()), Ok((map(), Some(1))));
         let document: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(document["vBucketServerMap"]["vBucketMap"], json!([[0, 1], [1, 0], [1, -1], [-1, -1]]));
@@ -182,8 +217,21 @@ mod tests {
     }
 
     #[test]
+    fn a_map_says_where_a_vbucket_goes_that_moves_and_who_follows_meanwhile() {
+        let moving = Map { forward: BTreeMap::from([(2, vec![Some(0), Some(1)])]), ..map() };
+        let text = moving.document(None);
+        assert_eq!(Map::parse(text.as_bytes()), Ok((moving.clone(), None)));
+        let document: Value = serde_json::from_str(&text).unwrap();
+        let rows = &document["vBucketServerMap"]["vBucketMapForward"];
+        assert_eq!(*rows, json!([[0, 1], [1, 0], [0, 1], [-1, -1]]));
+        assert_eq!(moving.followers(2).collect::<Vec<_>>(), [0]);
+        assert_eq!(map().followers(2).count(), 0);
+        assert_eq!(map().followers(0).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
     fn a_document_that_makes_no_sense_is_refused() {
-        let document: Value = serde_json::from_str(&map().document(0)).unwrap();
+        let document: Value = serde_json::from_str(&map().document(Some(0))).unwrap();
         let with = |pointer: &str, value: Value| {
             let mut document = document.clone();
             *document.pointer_mut(pointer).unwrap() = value;

@@ -1,17 +1,19 @@
 //! What a client does before its first document: greet, prove who it is, choose a bucket, learn the map.
 //!
-//! All of it is answered at once and in order. Clients pipeline the selection of a bucket behind the last message of the
-//! login, so the login must be over when the selection is looked at.
+//! All of it is answered in order. Clients pipeline the selection of a bucket behind the last message of the login, so the
+//! login must be over when the selection is looked at.
 
+use types::Datatype;
 use wire::kv::{ConfigVersion, Hello, Sasl};
 use wire::{Feature, FeatureSet, Reply, Status};
 
 use super::{Context, Refusal};
 use crate::Shared;
 use crate::auth::sasl::{MECHANISMS, Verdict};
-use crate::cluster::{BucketShape, Revision};
+use crate::cluster::{BucketShape, Cluster, Revision};
 use crate::connection::{Selected, Session};
 use crate::counts;
+use crate::mailbox::{Answer, Letter};
 
 /// What a HELLO may switch on: each is a promise, so nothing is here before it works.
 const SUPPORTED: FeatureSet = FeatureSet::of(&[
@@ -22,6 +24,8 @@ const SUPPORTED: FeatureSet = FeatureSet::of(&[
     Feature::SelectBucket,
     Feature::Snappy,
     Feature::Json,
+    Feature::Duplex,
+    Feature::ClustermapChangeNotification,
     Feature::UnorderedExecution,
     Feature::Tracing,
     Feature::AltRequestSupport,
@@ -36,6 +40,7 @@ const SUPPORTED: FeatureSet = FeatureSet::of(&[
     Feature::SubdocReplicaRead,
     Feature::GetClusterConfigWithKnownVersion,
     Feature::DedupeNotMyVbucketClustermap,
+    Feature::ClustermapChangeNotificationBrief,
     Feature::SubdocAllowsAccessOnMultipleXattrKeys,
     Feature::SubdocBinaryXattr,
     Feature::DcpSkipDeletesInInitialBackfill,
@@ -51,6 +56,26 @@ pub(crate) fn greet(session: &mut Session, shared: &Shared) {
     if let Some(name) = &shared.options.open_bucket {
         session.select(find(shared, name, true));
     }
+}
+
+/// Tells a connection that asked for it of the newest map of its bucket, once: the map itself, or only which one it is. Clients take no
+/// notice of one they have.
+pub(crate) fn push_map(session: &mut Session, out: &mut Vec<u8>, cluster: &Cluster) {
+    let Some(selected) = &session.selected else { return };
+    let (revision, config) = cluster.bucket_config(&selected.shape);
+    if session.config_sent.max(session.config_pushed) >= Some(revision) {
+        return;
+    }
+    session.config_pushed = Some(revision);
+    let version = ConfigVersion { epoch: revision.epoch, rev: revision.rev };
+    let (mut body, mut datatype) = (&b""[..], Datatype::RAW);
+    if !session.features.has(Feature::ClustermapChangeNotificationBrief) {
+        session.config_sent = Some(revision);
+        body = config.as_bytes();
+        datatype = if session.features.has(Feature::Json) { Datatype::JSON } else { Datatype::RAW };
+    }
+    let name = selected.shape.name.as_bytes();
+    wire::reply::encode_clustermap_change(out, revision.rev as u32, version, name, body, datatype);
 }
 
 fn find(shared: &Shared, name: &str, implied: bool) -> Option<Selected> {
@@ -98,8 +123,18 @@ impl Context<'_> {
         self.judged(verdict)
     }
 
-    fn judged(&mut self, verdict: Verdict) -> Result<(), Refusal> {
+    pub(super) fn judged(&mut self, verdict: Verdict) -> Result<(), Refusal> {
         match verdict {
+            Verdict::Untried(untried) => {
+                let ticket = self.ticket();
+                self.wait(ticket, true);
+                let (mailbox, users) = (self.mailbox.clone(), self.shared.users.clone());
+                self.shared.trials.put(move || {
+                    let answer = Answer::Login(untried.verify(&users));
+                    mailbox.post(Letter::Answer { ticket, answer });
+                });
+                Ok(())
+            }
             Verdict::Continue(challenge) => {
                 self.put(Reply { value: (&challenge, &[]), ..self.blank(Status::AuthContinue) });
                 Ok(())

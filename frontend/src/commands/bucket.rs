@@ -140,6 +140,7 @@ impl Context<'_> {
                 NotGiven::NotKept(_) => (Status::Etmpfail, why.to_string()),
             })?;
             shared.replicas.look();
+            shared.replicas.told(&bucket);
             Ok(JobReply::default())
         });
         Ok(())
@@ -156,11 +157,15 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Traffic is always on: a bucket is warm before it can be selected.
+    /// Traffic is on, as a bucket is warm before it can be selected; but not while this node has yet to find out whether its map is
+    /// the one to go by. Whoever decides may say that it is.
     pub(super) fn traffic(&mut self) -> Result<(), Refusal> {
-        self.bucket()?;
+        let bucket = self.bucket()?.bucket.clone();
         match self.call.opcode {
-            Some(wire::Opcode::EnableTraffic) => self.done(),
+            Some(wire::Opcode::EnableTraffic) => {
+                self.shared.replicas.told(&bucket);
+                self.done()
+            }
             _ => not_supported("switching traffic off"),
         }
     }

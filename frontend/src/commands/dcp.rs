@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
+use engine::{Outcome, Waiter};
 use replication::Producer;
-use types::{Seqno, VbId};
+use types::{Seqno, VbId, VbState};
 use wire::dcp::{Message, Open, Packet, StreamFlags, StreamRequest};
 use wire::{Feature, Request, Status};
 
@@ -49,6 +50,10 @@ impl Context<'_> {
                 Err((Status::Eaccess, "only an administrator moves vBuckets".to_owned()))
             }
             Message::StreamRequest(stream) => self.open_stream(&packet, stream),
+            Message::CloseStream if self.session.producer.is_none() && self.is_admin() => {
+                self.bucket()?.bucket.end_takeover(request.vbucket, "it was called off");
+                self.done()
+            }
             Message::CloseStream => {
                 let mut end = Vec::new();
                 self.producer()?.close_stream(&packet, &mut end).map_err(refused)?;
@@ -63,7 +68,8 @@ impl Context<'_> {
             Message::SeqnoAck(seqno) => self.note_ack(&packet, *seqno),
             // A consumer may ask whether we are there as well.
             Message::Noop => self.done(),
-            Message::AddStream(_) => not_supported("consuming"),
+            Message::AddStream(StreamFlags::TAKEOVER) => self.take_over(request.vbucket),
+            Message::AddStream(_) => not_supported("consuming by other means than the map, but for a takeover,"),
             _ => einval("only a producer says that"),
         }
     }
@@ -96,6 +102,30 @@ impl Context<'_> {
         let producer = Producer::open(&bucket, open, features, registry, wake, now).map_err(refused)?;
         self.session.producer = Some(Box::new(producer));
         self.done()
+    }
+
+    /// Has a replica here become active in place of the node that it follows. Answered when it is, or when nothing came of it;
+    /// CLOSE_STREAM calls it off.
+    fn take_over(&mut self, vb: VbId) -> Result<(), Refusal> {
+        if !self.is_admin() {
+            return Err((Status::Eaccess, "only an administrator moves vBuckets".to_owned()));
+        }
+        let bucket = self.bucket()?.bucket.clone();
+        let is_active = bucket.vb_state(vb) == Some(VbState::Active);
+        if !is_active && !self.shared.replicas.follows(bucket.name(), vb) {
+            return Err((Status::Etmpfail, "by the map this node does not follow the active one".to_owned()));
+        }
+        let ticket = self.ticket();
+        let mailbox = self.mailbox;
+        let outcome = bucket.begin_takeover(vb, &|| Waiter::new(mailbox.clone(), ticket));
+        match outcome {
+            Outcome::Done(result) => self.answer(result),
+            Outcome::Pending => {
+                self.wait(ticket, true);
+                self.shared.replicas.role_changed(bucket.name());
+            }
+        }
+        Ok(())
     }
 
     /// A replica has what every prepare up to `seqno` asks of it.

@@ -27,7 +27,7 @@ use crate::connection::{Call, Form, Selected, Session, Waiting};
 use crate::mailbox::{Answer, JobReply, Mailbox};
 use crate::{Shared, errors};
 
-pub(crate) use bootstrap::greet;
+pub(crate) use bootstrap::{greet, push_map};
 pub use collections::MANIFEST;
 
 /// One request being worked on: where it came from and where its reply goes.
@@ -255,6 +255,11 @@ impl<'c> Context<'c> {
                 self.put(reply);
             }
             Answer::Job(Err((status, context))) => self.fail(status, &context),
+            Answer::Login(verdict) => {
+                if let Err((status, context)) = self.judged(verdict) {
+                    self.fail(status, &context);
+                }
+            }
         }
     }
 

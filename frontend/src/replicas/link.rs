@@ -2,46 +2,25 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use engine::Bucket;
-use env::Env;
-use limits::{Class, Permit};
-use mio::{Events, Poll, Waker};
-use parking_lot::Mutex;
-use replication::{Broken, Consumer, ConsumerFace};
+use parking_lot::{Condvar, Mutex};
+use replication::{Consumer, ConsumerFace};
 use types::VbId;
-use wire::client::{RequestFrame, hello_value, status};
-use wire::{Frame, FrameReader, Next, Opcode, Side, Status};
 
-use super::wire_out::{WAKE, WireOut};
-use super::{Credentials, Route};
+use super::Route;
+use super::caller::{Caller, Failure, Leash};
 use crate::Shared;
-use crate::auth::scram::{self, Hash};
 
 /// How long connecting, and each answer while logging in, may take.
 const LOGIN_MAX: Duration = Duration::from_secs(10);
 /// The pause before a peer that cannot be reached is tried again, at first and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(3);
-/// A poller, a waker and the socket.
-const DESCRIPTORS: u32 = 3;
-
-#[derive(Debug, thiserror::Error)]
-enum Failure {
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error("{0}")]
-    Broken(#[from] Broken),
-    #[error("{0}")]
-    Login(String),
-    /// Nobody wants it any more.
-    #[error("stopped")]
-    Stopped,
-}
 
 /// What can be seen of a link.
 #[derive(Default)]
@@ -56,24 +35,30 @@ pub(crate) struct LinkFace {
 
 pub(super) struct Link {
     desk: Arc<Desk>,
-    thread: JoinHandle<()>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What a link's thread shares with others.
 struct Desk {
-    wants: Mutex<BTreeSet<VbId>>,
+    order: Mutex<Order>,
+    /// `order.has` is not what it was.
+    obeyed: Condvar,
     /// Looked at by the thread: its wants, or the roles of vBuckets, are not what they were.
     has_news: AtomicBool,
-    is_stopping: AtomicBool,
-    waker: Waker,
+    leash: Arc<Leash>,
     face: Arc<LinkFace>,
+}
+
+#[derive(Default)]
+struct Order {
+    wants: BTreeSet<VbId>,
+    /// Something may be applied to these.
+    has: BTreeSet<VbId>,
 }
 
 impl replication::Wake for Desk {
     fn wake(&self) {
-        if let Err(error) = self.waker.wake() {
-            panic!("waking a link: {error}");
-        }
+        self.leash.wake();
     }
 }
 
@@ -82,6 +67,20 @@ impl Desk {
         self.has_news.store(true, Ordering::Release);
         replication::Wake::wake(self);
     }
+
+    /// Follows for what is wanted now.
+    fn obey(&self, consumer: &mut Consumer) {
+        let mut order = self.order.lock();
+        consumer.want(&order.wants);
+        order.has = order.wants.clone();
+        self.obeyed.notify_all();
+    }
+
+    /// Nothing is applied any more.
+    fn let_go(&self) {
+        self.order.lock().has.clear();
+        self.obeyed.notify_all();
+    }
 }
 
 impl Link {
@@ -89,44 +88,42 @@ impl Link {
     /// The bucket is gone, there is no way to log in, or no room for another thread or descriptor.
     pub fn start(shared: &Arc<Shared>, route: &Route, wants: BTreeSet<VbId>) -> Result<Link, String> {
         let bucket = shared.engine.bucket(&route.bucket).ok_or("the bucket is gone")?;
-        let credentials = shared.options.credentials.clone();
-        let credentials = credentials.ok_or("this node knows no password to log in there with")?;
-        let permit = shared.ledger.take_many(Class::Connections, DESCRIPTORS).ok_or("all connections are taken")?;
-        let text = |error: io::Error| error.to_string();
-        let poll = Poll::new().map_err(text)?;
-        let waker = Waker::new(poll.registry(), WAKE).map_err(text)?;
+        let caller = Caller::new(shared)?;
         let face = Arc::new(LinkFace::default());
         face.wanted.store(wants.len() as u64, Ordering::Relaxed);
         let desk = Arc::new(Desk {
-            wants: Mutex::new(wants),
+            order: Mutex::new(Order { wants, has: BTreeSet::new() }),
+            obeyed: Condvar::new(),
             has_news: AtomicBool::new(true),
-            is_stopping: AtomicBool::new(false),
-            waker,
+            leash: caller.leash(),
             face,
         });
-        let follower = Follower {
-            env: shared.env.clone(),
-            bucket,
-            route: route.clone(),
-            credentials,
-            desk: Arc::clone(&desk),
-            poll,
-            events: Events::with_capacity(8),
-            _permit: permit,
-        };
-        let name = format!("replica-{}", route.peer);
-        let thread = thread::Builder::new().name(name).spawn(|| follower.run()).map_err(text)?;
-        Ok(Link { desk, thread })
+        let (shared, route, name) = (Arc::downgrade(shared), route.clone(), format!("replica-{}", route.peer));
+        let follower = Follower { shared, bucket, route, desk: Arc::clone(&desk), caller };
+        let thread = thread::Builder::new().name(name).spawn(|| follower.run());
+        let thread = thread.map_err(|error: io::Error| error.to_string())?;
+        Ok(Link { desk, thread: Mutex::new(Some(thread)) })
     }
 
     pub fn wants(&self) -> BTreeSet<VbId> {
-        self.desk.wants.lock().clone()
+        self.desk.order.lock().wants.clone()
+    }
+
+    /// Gives up all others. Once this returns nothing more is applied to them.
+    pub fn keep_only(&self, vbs: &BTreeSet<VbId>) {
+        let mut order = self.desk.order.lock();
+        if order.wants.is_subset(vbs) {
+            return;
+        }
+        order.wants.retain(|vb| vbs.contains(vb));
+        self.desk.look();
+        self.desk.obeyed.wait_while(&mut order, |order| !order.has.is_subset(vbs));
     }
 
     /// These from now on: all it had and more.
     pub fn want(&self, vbs: BTreeSet<VbId>) {
         self.desk.face.wanted.store(vbs.len() as u64, Ordering::Relaxed);
-        *self.desk.wants.lock() = vbs;
+        self.desk.order.lock().wants = vbs;
         self.desk.look();
     }
 
@@ -137,13 +134,13 @@ impl Link {
 
     /// It ends soon.
     pub fn stop(&self) {
-        self.desk.is_stopping.store(true, Ordering::Release);
-        self.desk.look();
+        self.desk.leash.stop();
     }
 
     /// Once it has ended nothing more is applied. Call [`Link::stop`] first.
-    pub fn join(self) {
-        if self.thread.join().is_err() {
+    pub fn join(&self) {
+        let thread = self.thread.lock().take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("a link to another node panicked");
         }
     }
@@ -153,23 +150,28 @@ impl Link {
     }
 }
 
-/// What the thread owns.
+/// What the thread owns. It lets go of its vBuckets even if it panics.
 struct Follower {
-    env: Env,
+    shared: Weak<Shared>,
     bucket: Arc<Bucket>,
     route: Route,
-    credentials: Credentials,
     desk: Arc<Desk>,
-    poll: Poll,
-    events: Events,
-    _permit: Permit,
+    caller: Caller,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.desk.let_go();
+    }
 }
 
 impl Follower {
     fn run(mut self) {
         let mut pause = PAUSE_MIN;
         loop {
-            let failure = match self.follow() {
+            let result = self.follow();
+            self.desk.let_go();
+            let failure = match result {
                 Err(Failure::Stopped) | Ok(()) => return,
                 Err(failure) => failure.to_string(),
             };
@@ -182,128 +184,40 @@ impl Follower {
             if was_connected || is_new {
                 tracing::warn!(bucket = self.route.bucket, peer = self.route.peer, "replicas do not follow: {failure}");
             }
-            if self.rest(pause).is_err() {
+            if self.caller.rest(pause).is_err() {
                 return;
             }
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
-    fn check(&self) -> Result<(), Failure> {
-        if self.desk.is_stopping.load(Ordering::Acquire) { Err(Failure::Stopped) } else { Ok(()) }
-    }
-
-    fn now(&self) -> Duration {
-        self.env.clock.monotonic()
-    }
-
-    /// Lets some time pass.
-    fn rest(&mut self, pause: Duration) -> Result<(), Failure> {
-        let until = self.now() + pause;
-        while self.now() < until {
-            self.check()?;
-            let patience = until.saturating_sub(self.now());
-            match self.poll.poll(&mut self.events, Some(patience)) {
-                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error.into()),
-                _ => {}
-            }
-        }
-        self.check()
-    }
-
     /// One connection, from its beginning to its end.
     fn follow(&mut self) -> Result<(), Failure> {
-        let mut wire = WireOut::connect(&self.poll, &self.route.peer)?;
-        self.log_in(&mut wire)?;
+        let mut wire = self.caller.log_in(&self.route.peer, &self.route.bucket, LOGIN_MAX)?;
+        let theirs = self.caller.ask_for_map(&mut wire, LOGIN_MAX)?;
+        if let Some(shared) = self.shared.upgrade() {
+            shared.replicas.hear_of(&shared, theirs);
+        }
         let face = Arc::clone(&self.desk.face);
         face.is_connected.store(true, Ordering::Relaxed);
         face.connects.fetch_add(1, Ordering::Relaxed);
         face.trouble.lock().clear();
         tracing::info!(bucket = self.route.bucket, peer = self.route.peer, "replicas follow");
         let wake = Arc::clone(&self.desk) as Arc<dyn replication::Wake>;
-        let now = self.now();
+        let now = self.caller.now();
         let mut consumer = Consumer::open(&self.bucket, &self.route.node, wake, Arc::clone(&face.consumer), now);
         self.desk.has_news.store(true, Ordering::Release);
         loop {
-            self.check()?;
+            self.caller.check()?;
             if self.desk.has_news.swap(false, Ordering::AcqRel) {
-                consumer.want(&self.desk.wants.lock());
+                self.desk.obey(&mut consumer);
             }
-            let now = self.now();
+            let now = self.caller.now();
             consumer.turn(now)?;
             let taken = consumer.receive(&wire.input, now)?;
             wire.input.drain(..taken);
             wire.output.append(consumer.output());
-            self.pump(&mut wire, consumer.deadline(), !consumer.is_full())?;
+            self.caller.pump(&mut wire, consumer.deadline(), !consumer.is_full())?;
         }
     }
-
-    fn pump(&mut self, wire: &mut WireOut, until: Duration, reads: bool) -> Result<(), Failure> {
-        Ok(wire.pump(&mut self.poll, &mut self.events, &self.env, until, reads)?)
-    }
-
-    /// Says who we are, has the peer prove that it knows the password too, and selects the bucket.
-    fn log_in(&mut self, wire: &mut WireOut) -> Result<(), Failure> {
-        let mut features = Vec::new();
-        Consumer::FEATURES.encode(&mut features);
-        let codes: Vec<u16> = features.as_chunks::<2>().0.iter().map(|code| u16::from_be_bytes(*code)).collect();
-        let agent = concat!("settee-node/", env!("CARGO_PKG_VERSION"));
-        let hello =
-            RequestFrame { key: agent.as_bytes(), value: &hello_value(&codes), ..RequestFrame::new(Opcode::Hello) };
-        let (_, agreed) = self.ask(wire, &hello, &[Status::Success])?;
-        if agreed != features {
-            return Err(Failure::Login("the peer does not know all that replication needs".to_owned()));
-        }
-        wire.hurry()?;
-        let Credentials { user, password } = self.credentials.clone();
-        let mut exchange = scram::Client::new(Hash::Sha512, &user, &password, |bytes| self.env.rng.fill(bytes));
-        let key = Hash::Sha512.mechanism().as_bytes();
-        let first = RequestFrame { key, value: &exchange.first(), ..RequestFrame::new(Opcode::SaslAuth) };
-        let (_, challenge) = self.ask(wire, &first, &[Status::AuthContinue])?;
-        let proof = exchange.respond(&challenge);
-        let proof = proof.map_err(|failure| Failure::Login(format!("its challenge makes no sense: {failure:?}")))?;
-        let last = RequestFrame { key, value: &proof, ..RequestFrame::new(Opcode::SaslStep) };
-        let (status, word) = self.ask(wire, &last, &[Status::Success, Status::AuthError])?;
-        if status != Status::Success || !exchange.verify(&word) {
-            return Err(Failure::Login(format!("user {user:?} has another password there")));
-        }
-        let bucket = self.route.bucket.clone();
-        let select = RequestFrame { key: bucket.as_bytes(), ..RequestFrame::new(Opcode::SelectBucket) };
-        self.ask(wire, &select, &[Status::Success]).map(|_| ())
-    }
-
-    /// Sends a request and waits for its answer, which has to be one of these.
-    fn ask(
-        &mut self,
-        wire: &mut WireOut,
-        request: &RequestFrame<'_>,
-        expected: &[Status],
-    ) -> Result<(Status, Vec<u8>), Failure> {
-        request.encode(&mut wire.output);
-        let until = self.now() + LOGIN_MAX;
-        loop {
-            self.check()?;
-            match FrameReader::new(Side::Client).next(&wire.input).map_err(Broken::from)? {
-                Next::Frame(frame) => {
-                    let answer = answer_of(&frame)?;
-                    let len = frame.frame_len();
-                    wire.input.drain(..len);
-                    return match expected.contains(&answer.0) {
-                        true => Ok(answer),
-                        false => Err(Failure::Login(format!("opcode {:#04x}: {}", request.opcode, answer.0.name()))),
-                    };
-                }
-                Next::Malformed(header) => return Err(Failure::Login(format!("{header:?} does not add up"))),
-                Next::Need(_) if self.now() >= until => {
-                    return Err(Failure::Login(format!("no answer within {LOGIN_MAX:?}")));
-                }
-                Next::Need(_) => self.pump(wire, until, true)?,
-            }
-        }
-    }
-}
-
-fn answer_of(frame: &Frame<'_>) -> Result<(Status, Vec<u8>), Failure> {
-    let status = status(frame).map_err(|code| Failure::Login(format!("status {code:#06x}")))?;
-    Ok((status, frame.value.to_vec()))
 }

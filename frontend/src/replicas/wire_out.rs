@@ -14,13 +14,18 @@ const PEER: Token = Token(1);
 /// Read at a time.
 const CHUNK_LEN: usize = 256 << 10;
 
-/// Events say when a socket *became* ready, so both flags are kept until a call says "would block".
+/// Events say when a socket *became* ready, so both flags are kept until a call says "would block", or a read leaves room:
+/// then there is no more, and what comes later is an event again. Only an end that has been announced is not announced twice.
 pub(super) struct WireOut {
     stream: TcpStream,
     pub input: Vec<u8>,
     pub output: Vec<u8>,
+    /// What is read goes through here, so that room for it need not be cleared each time.
+    chunk: Box<[u8]>,
     is_readable: bool,
     is_writable: bool,
+    /// The peer sends nothing after what is there.
+    is_ending: bool,
 }
 
 impl WireOut {
@@ -33,8 +38,15 @@ impl WireOut {
         let address: SocketAddr = peer.to_socket_addrs()?.next().ok_or_else(unknown)?;
         let mut stream = TcpStream::connect(address)?;
         poll.registry().register(&mut stream, PEER, Interest::READABLE | Interest::WRITABLE)?;
-        let (input, output) = (Vec::new(), Vec::new());
-        Ok(WireOut { stream, input, output, is_readable: false, is_writable: false })
+        Ok(WireOut {
+            stream,
+            input: Vec::new(),
+            output: Vec::new(),
+            chunk: vec![0; CHUNK_LEN].into(),
+            is_readable: false,
+            is_writable: false,
+            is_ending: false,
+        })
     }
 
     /// Small messages are not held back.
@@ -65,7 +77,8 @@ impl WireOut {
             result => result?,
         }
         for event in events.iter().filter(|event| event.token() == PEER) {
-            self.is_readable |= event.is_readable() || event.is_read_closed() || event.is_error();
+            self.is_ending |= event.is_read_closed() || event.is_error();
+            self.is_readable |= event.is_readable() || self.is_ending;
             self.is_writable |= event.is_writable() || event.is_write_closed() || event.is_error();
         }
         self.flush()?;
@@ -92,18 +105,19 @@ impl WireOut {
 
     /// Reads some. False: there is nothing.
     fn fill(&mut self) -> io::Result<bool> {
-        let len = self.input.len();
-        self.input.resize(len + CHUNK_LEN, 0);
         let result = loop {
-            match self.stream.read(&mut self.input[len..]) {
+            match self.stream.read(&mut self.chunk) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 result => break result,
             }
         };
-        self.input.truncate(len + *result.as_ref().unwrap_or(&0));
         match result {
             Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, "the peer closed the connection")),
-            Ok(_) => Ok(true),
+            Ok(len) => {
+                self.input.extend_from_slice(&self.chunk[..len]);
+                self.is_readable = len == CHUNK_LEN || self.is_ending;
+                Ok(true)
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.is_readable = false;
                 Ok(false)
