@@ -381,8 +381,8 @@ fn end_snapshot(vb: &VBucket, snapshot: &Snapshot) -> bool {
 }
 
 impl VBucket {
-    /// A peer's version of a document, whose last one may be in the file only.
-    fn put_given(&self, slot: &mut Locked<'_>, item: Item) {
+    /// A version of a document whose last one may be in the file only, as it came from a peer.
+    pub(crate) fn put_given(&self, slot: &mut Locked<'_>, item: Item) {
         if slot.committed().is_none() && !self.is_absent(slot, false) {
             self.live_is_rough.store(true, Relaxed);
         }

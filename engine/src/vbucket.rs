@@ -357,11 +357,15 @@ impl VBucket {
             let value = prepare.has_value().then(|| prepare.value());
             Item::new(key, meta, Kind::Committed { prepared: Some(write.seqno) }, value)
         });
+        let bytes = item.memory() as i64;
         if item.is_deleted() {
             self.note_deleted(item.meta().rev);
         }
-        let bytes = item.memory() as i64;
-        self.put(&mut slot, item);
+        match write.client {
+            Some(_) => self.put(&mut slot, item),
+            // Inherited: it was applied without a look at what was there before.
+            None => self.put_given(&mut slot, item),
+        }
         bytes
     }
 
