@@ -51,6 +51,16 @@ impl Slice {
     pub fn is_empty(&self) -> bool {
         self.last < self.from
     }
+
+    /// If part of it came from a peer's disk, where what is decided is not in the order of the prepares: up to which prepare all
+    /// are decided by the end of it, as far as the slice tells.
+    pub fn decided_out_of_order(&self) -> Option<Seqno> {
+        let parts = || self.snapshots.disks().filter(|part| part.start < self.last && self.from <= part.end);
+        parts().next()?;
+        let told = parts().filter(|part| part.end <= self.last).filter_map(|part| part.completed);
+        let ordered = self.items.iter().filter(|item| self.snapshots.is_ordered(item.seqno()));
+        Some(told.chain(ordered.filter_map(|item| item.kind().decides())).max().unwrap_or_default())
+    }
 }
 
 /// Why a change from a peer has no place in the log.
@@ -212,11 +222,17 @@ impl Changelog {
         inner.snapshots.at(inner.high).open
     }
 
-    /// Nothing more comes of the snapshot under way: the log goes on by itself from where it is.
-    pub fn end_snapshot(&self) {
+    /// See [`Snapshots::is_ordered`].
+    pub fn is_ordered(&self, seqno: Seqno) -> bool {
+        self.inner.lock().snapshots.is_ordered(seqno)
+    }
+
+    /// Nothing more comes of the snapshot under way: the log goes on by itself from where it is. Prepares up to `completed` are
+    /// known to be decided.
+    pub fn end_snapshot(&self, completed: Seqno) {
         let mut inner = self.inner.lock();
         let high = inner.high;
-        inner.snapshots.cut(high);
+        inner.snapshots.cut(high, completed);
     }
 
     /// Goes on from a place in the middle of a snapshot, as the file says at a start.
@@ -271,6 +287,16 @@ impl Changelog {
         let id = inner.cursors_made;
         inner.cursors.push(Place { id, name: name.to_owned(), next, is_stale: false });
         Some(Cursor { id })
+    }
+
+    /// Registers a reader that has seen just what another one has released.
+    pub fn cursor_beside(&self, name: &str, other: &Cursor) -> Cursor {
+        let mut inner = self.inner.lock();
+        let next = inner.place_mut(other).next;
+        inner.cursors_made += 1;
+        let id = inner.cursors_made;
+        inner.cursors.push(Place { id, name: name.to_owned(), next, is_stale: false });
+        Cursor { id }
     }
 
     /// What comes after everything this cursor has released, up to about `bytes_max` bytes (at least one item if there

@@ -46,11 +46,23 @@ impl Snapshots {
         }
     }
 
-    /// Of a snapshot under way there will be no more than there is.
-    pub(crate) fn cut(&mut self, high: Seqno) {
+    /// Of a snapshot under way there will be no more than there is. What is there of one from a disk stays out of order: it
+    /// says no more of prepares than was known before, which is that those up to `completed` are decided.
+    pub(crate) fn cut(&mut self, high: Seqno, completed: Seqno) {
         if let Some(open) = self.0.back_mut().filter(|last| last.end > high) {
-            (open.end, open.completed) = (high, None);
+            (open.end, open.completed) = (high, open.completed.map(|_| completed));
         }
+    }
+
+    /// Those that came from a disk.
+    pub(crate) fn disks(&self) -> impl Iterator<Item = &Snapshot> {
+        self.0.iter().filter(|snapshot| snapshot.completed.is_some())
+    }
+
+    /// Whether what is decided at this seqno was decided in the order of the prepares, as on the node that decided it. What
+    /// comes from a disk is in the order of the seqnos that are left.
+    pub fn is_ordered(&self, seqno: Seqno) -> bool {
+        !self.disks().any(|snapshot| snapshot.start < seqno && seqno <= snapshot.end)
     }
 
     pub(crate) fn resume(&mut self, snapshot: Snapshot) {
@@ -62,16 +74,16 @@ impl Snapshots {
     }
 
     pub(crate) fn drop_before(&mut self, seqno: Seqno) {
-        while self.0.front().is_some_and(|first| first.end < seqno) {
+        while self.0.front().is_some_and(|first| first.end.next() < seqno) {
             self.0.pop_front();
         }
     }
 
-    /// Those that reach `seqno` or further.
+    /// Those that reach `seqno` or end before it: whoever has read up to the end of one may not know that it has ended.
     pub(crate) fn since(&self, seqno: Seqno) -> Snapshots {
         match self.0.is_empty() {
             true => Snapshots::default(),
-            false => Snapshots(self.0.iter().filter(|snapshot| snapshot.end >= seqno).copied().collect()),
+            false => Snapshots(self.0.iter().filter(|snapshot| snapshot.end.next() >= seqno).copied().collect()),
         }
     }
 
@@ -122,14 +134,23 @@ mod tests {
         all.begin(Seqno(30), Seqno(30), None);
         assert_eq!(all.at(Seqno(30)).open, None);
         all.drop_before(Seqno(31));
+        assert_ne!(all, Snapshots::default());
+        all.drop_before(Seqno(32));
         assert_eq!(all, Snapshots::default());
     }
 
     #[test]
-    fn what_was_cut_short_says_nothing_of_prepares() {
+    fn what_was_cut_short_stays_out_of_order_and_says_nothing_new_of_prepares() {
         let mut all = Snapshots::default();
         all.begin(Seqno(10), Seqno(20), Some(Seqno(18)));
-        all.cut(Seqno(14));
-        assert_eq!(all.at(Seqno(14)), Place::default());
+        all.cut(Seqno(14), Seqno(7));
+        let place = Place { open: None, from_disk: Some(snapshot(10, 14, Some(7))) };
+        assert_eq!((all.at(Seqno(14)), all.at(Seqno(90))), (place, place));
+        assert_eq!([10, 11, 14, 15].map(|at| all.is_ordered(Seqno(at))), [true, false, false, true]);
+        assert_eq!((all.since(Seqno(15)), all.since(Seqno(16))), (all.clone(), Snapshots::default()));
+        let mut all = Snapshots::default();
+        all.begin(Seqno(10), Seqno(20), None);
+        all.cut(Seqno(14), Seqno(7));
+        assert!(all.is_ordered(Seqno(12)) && all.at(Seqno(14)) == Place::default());
     }
 }

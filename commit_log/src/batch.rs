@@ -11,6 +11,12 @@ use crate::log::Submission;
 /// A submission is cut into records of about this size, so that the end of a segment is not left empty for a large one.
 const BODY_BYTES_AIM: usize = 1 << 20;
 
+/// What a buffer that is used again and again may keep while there is more to write, and while there is not. To ask the system
+/// for megabytes at each sync costs a page fault for every 4 KiB of them.
+pub(crate) const BUSY_BYTES_KEPT: usize = 8 << 20;
+pub(crate) const IDLE_BYTES_KEPT: usize = 512 << 10;
+const RECORD_BYTES_LIKELY: usize = 512;
+
 /// Records whose place is not known yet: the header of each is filled in when it is.
 #[derive(Default)]
 pub(crate) struct Batch {
@@ -34,12 +40,21 @@ impl Batch {
         self.records.is_empty()
     }
 
+    /// Keeps its memory for the next, unless that is out of the ordinary.
     pub fn clear(&mut self) {
         self.records.clear();
         self.bytes.clear();
-        // One large batch shall not be remembered for ever.
-        self.bytes.shrink_to(2 << 20);
-        self.records.shrink_to(4 << 10);
+        self.shrink(BUSY_BYTES_KEPT);
+    }
+
+    /// What comes next may be a while away, and small: gives the memory back. Of an empty batch.
+    pub fn rest(&mut self) {
+        self.shrink(IDLE_BYTES_KEPT);
+    }
+
+    fn shrink(&mut self, bytes: usize) {
+        self.bytes.shrink_to(bytes);
+        self.records.shrink_to(bytes / RECORD_BYTES_LIKELY);
     }
 
     pub fn append(&mut self, other: &mut Batch) {

@@ -170,7 +170,8 @@ pub fn take_past(bytes: &mut &[u8]) -> Result<ReplicaPast, String> {
     let bits = fixed[4];
     let seqno = |n: usize| Seqno(be64(fixed, 5 + 8 * n));
     let open = Snapshot { start: seqno(1), end: seqno(2), completed: (bits & OPEN_FROM_DISK != 0).then(|| seqno(3)) };
-    let from_disk = Snapshot { start: seqno(4), end: seqno(4), completed: Some(seqno(5)) };
+    // Where it began is not kept: of what came before it, too, it says which prepares are decided.
+    let from_disk = Snapshot { start: Seqno(0), end: seqno(4), completed: Some(seqno(5)) };
     let place =
         Place { open: (bits & OPEN != 0).then_some(open), from_disk: (bits & FROM_DISK != 0).then_some(from_disk) };
     Ok(ReplicaPast { rollbacks: be32(fixed, 0), after: seqno(0), place })
@@ -292,7 +293,7 @@ mod tests {
             completed: completed.map(Seqno),
         });
         let from_disk = (any::<u64>(), any::<u64>()).prop_map(|(end, completed)| Snapshot {
-            start: Seqno(end),
+            start: Seqno(0),
             end: Seqno(end),
             completed: Some(Seqno(completed)),
         });

@@ -3,7 +3,7 @@
 use env::write_all_at;
 use hashbrown::HashMap;
 
-use crate::batch::Batch;
+use crate::batch::{BUSY_BYTES_KEPT, Batch, IDLE_BYTES_KEPT};
 use crate::error::is_no_space;
 use crate::format::{BLOCK_BYTES, DATA_AT, RecordKind};
 use crate::log::Synced;
@@ -12,8 +12,6 @@ use crate::space::{Key, Mark, Marks};
 use crate::stats;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-/// A larger buffer is given back after use.
-const BUFFER_BYTES_KEPT: usize = 2 << 20;
 
 /// 1. All before `at` is durable, and `prev` is the checksum of the last record there.
 /// 2. `tail` is what stands between the last block boundary and `at`: writes are whole blocks, so it is written again.
@@ -68,6 +66,14 @@ impl Writer {
         (self.done, self.done_bytes) = (0, 0);
     }
 
+    /// There is nothing to write, perhaps for long: gives memory back.
+    pub fn rest(&mut self) {
+        self.batch.rest();
+        if self.buffer.len() > IDLE_BYTES_KEPT {
+            self.buffer = Vec::new();
+        }
+    }
+
     /// How many of the records that are left fit in the segment: count and bytes.
     pub fn fitting(&self) -> (usize, usize) {
         let room = (self.segment.header.segment_bytes - self.at) as usize;
@@ -106,7 +112,7 @@ impl Writer {
         self.tail.extend_from_slice(&self.buffer[start + block..start + end]);
         self.at += bytes as u64;
         self.prev = prev;
-        if self.buffer.len() > BUFFER_BYTES_KEPT {
+        if self.buffer.len() > BUSY_BYTES_KEPT {
             self.buffer = Vec::new();
         }
         self.note(count);

@@ -316,19 +316,15 @@ fn commit(
     let value = prepare.has_value().then(|| prepare.value());
     let meta = Meta { seqno, ..prepare.meta() };
     let item = Item::new(prepare.key(), meta, Kind::Committed { prepared: Some(prepared) }, value);
-    let is_ordered = !is_from_disk(vb);
+    let is_ordered = vb.log.is_ordered(seqno);
     let ended = vb.log.append_given(&item).map_err(|e| not_taken(seqno, e))?;
     slot.take_prepare(prepared);
     vb.put_given(slot, item);
+    // Else only the end of the snapshot says of which prepares all is known.
     if is_ordered {
         vb.note_completed(prepared);
     }
     Ok((true, ended))
-}
-
-/// What was decided comes out of order from a disk: only the end of the snapshot says of which prepares all is known.
-fn is_from_disk(vb: &VBucket) -> bool {
-    vb.log.open_snapshot().is_some_and(|open| open.completed.is_some())
 }
 
 fn apply_abort(
@@ -341,7 +337,7 @@ fn apply_abort(
     let mut slot = vb.table.lock(key);
     // Where part of a snapshot came from a disk it may be all there is of a sync write.
     let prepare = slot.prepare().filter(|prepare| prepare.seqno() == prepared).map(Item::meta);
-    let is_ordered = !is_from_disk(vb);
+    let is_ordered = vb.log.is_ordered(seqno);
     let (cas, rev) = prepare.map_or((vb.log.max_cas().max(Cas(1)), RevSeqno(1)), |meta| (meta.cas, meta.rev));
     let meta = Meta {
         seqno,
@@ -381,7 +377,7 @@ fn end_snapshot(vb: &VBucket, snapshot: &Snapshot) -> bool {
 }
 
 impl VBucket {
-    /// A version of a document whose last one may be in the file only, as it came from a peer.
+    /// A version of a document whose last one may be in the file only: a peer's, or one that was prepared as a replica.
     pub(crate) fn put_given(&self, slot: &mut Locked<'_>, item: Item) {
         if slot.committed().is_none() && !self.is_absent(slot, false) {
             self.live_is_rough.store(true, Relaxed);

@@ -145,7 +145,7 @@ impl Bucket {
             if is_active && !was_active {
                 // In the middle of a snapshot there is more than a whole state, and nobody else need have the same.
                 let whole = vb.log.open_snapshot().map_or(vb.log.marks.high(), |open| open.start);
-                vb.log.end_snapshot();
+                vb.log.end_snapshot(vb.prepared_marks().1);
                 match role.failover {
                     Some(failover) => record.failover = failover,
                     None => record.failover.begin(FailoverEntry { uuid: fresh_uuid(&self.env), seqno: whole }),

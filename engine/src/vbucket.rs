@@ -358,14 +358,7 @@ impl VBucket {
             Item::new(key, meta, Kind::Committed { prepared: Some(write.seqno) }, value)
         });
         let bytes = item.memory() as i64;
-        if item.is_deleted() {
-            self.note_deleted(item.meta().rev);
-        }
-        match write.client {
-            Some(_) => self.put(&mut slot, item),
-            // Inherited: it was applied without a look at what was there before.
-            None => self.put_given(&mut slot, item),
-        }
+        self.put_given(&mut slot, item);
         bytes
     }
 

@@ -1,10 +1,11 @@
 //! Goal: no sync write that was acknowledged is lost as long as a majority has its disks, and none is invented, whoever
-//! crashes, is cut off, comes back or takes over.
+//! crashes, is cut off, has a disk that stands still or fails, comes back or takes over.
 //!
 //! Method: two or three whole engines on simulated disks, one vBucket, streams by direct calls that end in the middle of
 //! snapshots, a coordinator that makes the replica with the highest mark active, clients that write each key one value after
-//! the other. Persist-to-majority writes outlive any crash. In seeds without crashes, where nodes are cut off and roles change
-//! all the same, every level must hold. At the end all nodes have the same documents.
+//! the other. Persist-to-majority writes outlive any crash; a node whose sync failed does so too, some time later. In seeds
+//! without crashes, where nodes are cut off, disks stand still and roles change all the same, every level must hold. At
+//! the end all nodes have the same documents.
 //!
 //! `SETTEE_SIM_SEEDS=n` runs more seeds, `SETTEE_SIM_SEED=n` only this one. A failing seed is printed and replays.
 
@@ -14,10 +15,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use changelog::{Cursor, FailoverEntry, FailoverTable};
-use common::link::{VB, change};
+use common::link::{VB, as_document, change};
 use common::*;
 use engine::*;
-use env::sim::Fate;
+use env::sim::{Fate, Fault, FaultPlan, Op as Io, Rule};
 use parking_lot::Mutex;
 use persist::BucketSpec;
 use types::{Item, Level, Seqno, VbState};
@@ -63,6 +64,8 @@ struct Lived {
     ambiguous: u64,
     unknown: u64,
     crashes: u64,
+    failed_syncs: u64,
+    standstills: u64,
     promotions: u64,
     rollbacks: u64,
     rollbacks_to_nothing: u64,
@@ -74,16 +77,11 @@ struct Lived {
 
 impl Lived {
     fn assert_thorough(&self) {
-        let often = [self.acknowledged, self.crashes, self.promotions, self.backfills, self.hand_overs];
-        let sometimes = [
-            self.ambiguous,
-            self.unknown,
-            self.rollbacks,
-            self.rollbacks_to_nothing,
-            self.recommits,
-            self.hand_overs_undone,
-        ];
-        assert!(often.iter().all(|n| *n >= 50) && sometimes.iter().all(|n| *n >= 5), "{self:?}");
+        let often = [self.acknowledged, self.crashes, self.promotions, self.backfills, self.standstills];
+        let after_all = [self.rollbacks, self.rollbacks_to_nothing, self.recommits, self.failed_syncs];
+        let hand_overs = [self.hand_overs, self.hand_overs_undone];
+        let sometimes = [self.ambiguous, self.unknown].into_iter().chain(hand_overs).chain(after_all);
+        assert!(often.iter().all(|n| *n >= 50) && sometimes.into_iter().all(|n| n >= 5), "{self:?}");
     }
 }
 
@@ -130,17 +128,17 @@ struct Stream {
     upto: Seqno,
     /// The part of a snapshot that the replica had when it asked: of prepares in it that were decided it may have nothing.
     half: (Seqno, Seqno),
+    /// What is pending came from a disk once: no commits are sent, but the documents they make.
+    is_unordered: bool,
 }
 
 impl Stream {
     fn change<'a>(&self, item: &'a Item) -> Change<'a> {
         match change(item) {
-            Change::Commit { prepared, .. } if self.half.0 < prepared && prepared <= self.half.1 => {
-                Change::Document(Given {
-                    key: item.key(),
-                    meta: item.meta(),
-                    value: item.has_value().then(|| item.value()),
-                })
+            Change::Commit { prepared, .. }
+                if self.is_unordered || self.half.0 < prepared && prepared <= self.half.1 =>
+            {
+                as_document(item)
             }
             change => change,
         }
@@ -158,6 +156,8 @@ struct Cluster {
     goals: Vec<Seqno>,
     /// Cannot be reached.
     cut_off: Option<usize>,
+    /// Its disk does nothing for now.
+    standing: Option<usize>,
     streams: Vec<Option<Stream>>,
     asked: Vec<Asked>,
     keys: BTreeMap<u64, Known>,
@@ -182,6 +182,7 @@ impl Cluster {
             follows: vec![true; count],
             goals: vec![Seqno(0); count],
             cut_off: None,
+            standing: None,
             streams: (0..count).map(|_| None).collect(),
             nodes,
             asked: Vec::new(),
@@ -222,23 +223,46 @@ impl Cluster {
 
     fn step(&mut self, lived: &mut Lived) {
         let n = self.dice.below(self.nodes.len() as u64) as usize;
-        match self.dice.below(24) {
+        match self.dice.below(26) {
             0..=7 => self.write(lived),
             8 | 9 => self.read(),
             10..=15 => self.stream(n, lived),
-            16..=19 => {
+            16..=19 if self.standing != Some(n) => {
                 let steps = self.dice.below(6);
                 (0..steps).for_each(|_| _ = self.world(n).stepper.step());
             }
-            20 => (0..self.nodes.len()).for_each(|n| self.world(n).advance_s(1)),
-            21 if self.dice.one_in(4) => (0..self.nodes.len()).for_each(|n| self.world(n).advance_s(31)),
-            21 => self.world(n).settle(),
+            20 => self.running().for_each(|world| world.advance_s(1)),
+            21 if self.dice.one_in(4) => self.running().for_each(|world| world.advance_s(31)),
+            21 if self.standing != Some(n) => self.world(n).settle(),
             22 if self.with_crashes && self.dice.one_in(2) => self.crash(n, lived),
             22 => self.cut_off = if self.cut_off.is_none() { Some(n) } else { None },
-            _ if self.dice.one_in(3) => self.fail_over(lived),
-            _ if self.dice.one_in(2) => self.hand_over(lived),
+            23 if self.standing.take().is_none() => {
+                lived.standstills += 1;
+                self.standing = Some(n);
+            }
+            24 if self.with_crashes && self.dice.one_in(4) => {
+                let rule = Rule::new(Io::Sync, Fault::Errno(5)).nth(self.dice.below(3));
+                self.world(n).sim.storage.arm(FaultPlan::new().rule(rule));
+            }
+            24 if self.is_poisoned(n) => {
+                lived.failed_syncs += 1;
+                self.crash(n, lived);
+            }
+            25 if self.dice.one_in(3) => self.fail_over(lived),
+            25 if self.dice.one_in(2) => self.hand_over(lived),
             _ => {}
         }
+    }
+
+    /// Those whose disks do not stand still.
+    fn running(&self) -> impl Iterator<Item = &World> {
+        let is_running = |(n, _): &(usize, _)| self.standing != Some(*n);
+        self.nodes.iter().enumerate().filter(is_running).filter_map(|(_, world)| world.as_ref())
+    }
+
+    /// A sync has failed; only a restart tells what is on its disk.
+    fn is_poisoned(&self, n: usize) -> bool {
+        self.world(n).bucket.vbucket(VB).unwrap().log.marks.poisoned().is_some()
     }
 
     fn write(&mut self, lived: &mut Lived) {
@@ -321,7 +345,7 @@ impl Cluster {
     }
 
     fn stream(&mut self, n: usize, lived: &mut Lived) {
-        if n == self.active || !self.is_reachable(n) {
+        if n == self.active || !self.is_reachable(n) || self.is_poisoned(n) {
             return;
         }
         if self.streams[n].is_none() && !self.connect(n, lived) {
@@ -351,9 +375,11 @@ impl Cluster {
         if stream.pending.is_empty() {
             let slice = log.read(&stream.cursor, 1 << 10);
             if !slice.is_empty() {
-                let marker = SnapshotMarker { start: slice.from, end: slice.last, from_disk: None };
+                let unordered = slice.decided_out_of_order();
+                let marker = SnapshotMarker { start: slice.from, end: slice.last, from_disk: unordered };
                 replica.bucket.begin_snapshot(VB, marker).unwrap();
                 (stream.upto, stream.pending) = (slice.last, slice.items.into());
+                stream.is_unordered = unordered.is_some();
             }
         }
         for _ in 0..count {
@@ -396,7 +422,11 @@ impl Cluster {
             replica.bucket.roll_back(VB, to, Box::new(move |result| *tell.lock() = Some(result)));
             replica.settle();
             let result = ended.lock().take().expect("told");
-            assert!(result.is_ok_and(|seqno| seqno <= to));
+            match result {
+                Ok(seqno) => assert!(seqno <= to),
+                Err(_) if self.is_poisoned(n) => return false,
+                Err(error) => panic!("rolling back to {to}: {error:?}"),
+            }
         }
         let table = FailoverTable::from_entries(histories).expect("never empty");
         let _ = replica.bucket.adopt_failover_log(VB, table, &|| replica.nobody());
@@ -404,7 +434,13 @@ impl Cluster {
         active.bucket.replica_began(VB, NAMES[n], seqno).unwrap();
         let goal = log.marks.high();
         let stream = match log.cursor(NAMES[n], seqno) {
-            Some(cursor) => Stream { cursor, pending: VecDeque::new(), upto: seqno, half: (snapshot_start, seqno) },
+            Some(cursor) => Stream {
+                cursor,
+                pending: VecDeque::new(),
+                upto: seqno,
+                half: (snapshot_start, seqno),
+                is_unordered: false,
+            },
             None => {
                 lived.backfills += 1;
                 backfill(active, replica, NAMES[n], snapshot_start, seqno)
@@ -454,6 +490,10 @@ impl Cluster {
         let old = self.active;
         let may = |n: &usize| *n != old && self.is_reachable(*n) && self.follows[*n];
         let Some(next) = (0..self.nodes.len()).find(may) else { return };
+        let is_well = |cluster: &Cluster| [old, next].iter().all(|n| !cluster.is_poisoned(*n));
+        if !is_well(self) || [old, next].map(Some).contains(&self.standing) {
+            return;
+        }
         if self.streams[next].is_none() && !self.connect(next, lived) {
             return;
         }
@@ -467,6 +507,9 @@ impl Cluster {
             if self.with_crashes && self.dice.one_in(6) {
                 let who = if self.dice.one_in(2) { old } else { next };
                 self.restart(who, lived);
+                break;
+            }
+            if !is_well(self) {
                 break;
             }
             match step {
@@ -508,7 +551,7 @@ impl Cluster {
     fn carry_all(&mut self, n: usize) {
         // A slice at a time.
         let high = |cluster: &Cluster, n| cluster.world(n).bucket.vbucket(VB).unwrap().log.marks.high();
-        while high(self, n) < high(self, self.active) {
+        while high(self, n) < high(self, self.active) && !self.is_poisoned(n) {
             self.carry(n, u64::MAX);
             self.world(n).settle();
         }
@@ -528,7 +571,8 @@ impl Cluster {
     /// The replica with the highest mark takes over, if a majority of nodes can be asked for theirs.
     fn fail_over(&mut self, lived: &mut Lived) {
         let others: Vec<_> = (0..self.nodes.len()).filter(|n| *n != self.active && self.cut_off != Some(*n)).collect();
-        if others.len() < self.nodes.len() - 1 || !others.iter().all(|n| self.follows[*n]) {
+        let may_follow = |n: &usize| self.follows[*n] && !self.is_poisoned(*n);
+        if others.len() < self.nodes.len() - 1 || !others.iter().all(may_follow) {
             return;
         }
         let mark = |n: &usize| {
@@ -555,7 +599,13 @@ impl Cluster {
 
     /// Everybody is there, and time passes.
     fn heal(&mut self, lived: &mut Lived) {
-        self.cut_off = None;
+        (self.cut_off, self.standing) = (None, None);
+        for n in 0..self.nodes.len() {
+            self.world(n).sim.storage.arm(FaultPlan::new());
+            if self.is_poisoned(n) {
+                self.crash(n, lived);
+            }
+        }
         for _ in 0..12 {
             for n in 0..self.nodes.len() {
                 self.world(n).settle();
@@ -639,5 +689,5 @@ fn backfill(active: &World, replica: &World, name: &str, snapshot_start: Seqno, 
         replica.bucket.apply(VB, &Change::Advance { seqno: file.high }).unwrap();
     }
     let cursor = active.bucket.vbucket(VB).unwrap().log.cursor(name, file.high).expect("the memory has the rest");
-    Stream { cursor, pending: items, upto: file.high, half: (snapshot_start, seqno) }
+    Stream { cursor, pending: items, upto: file.high, half: (snapshot_start, seqno), is_unordered: true }
 }

@@ -134,6 +134,72 @@ fn what_a_promoted_replica_finds_prepared_is_settled_before_anybody_sees_it() {
     assert_eq!(get_replica(&c, "other").unwrap(), b"unheard");
 }
 
+/// Goal: what changes before its vBucket is loaded is counted once. Method: a replica is told of a document that it has on its disk
+/// only, or of a prepare of it, and becomes active; that is filed, and then everything is loaded.
+#[test]
+fn a_document_that_changes_before_it_is_loaded_is_counted_once() {
+    for is_prepared in [false, true] {
+        let b = World::new(2);
+        let topology = || Some(topology(&[&["b"]]));
+        b.bucket.set_vb_state(VB, VbState::Replica, topology()).unwrap();
+        let key = k("k");
+        b.bucket.begin_snapshot(VB, memory(0, 1)).unwrap();
+        b.bucket.apply(VB, &Change::Document(given(&key, 1, Some(b"old")))).unwrap();
+        b.file_everything();
+        let b = b.restart();
+        assert_eq!(b.bucket.warm_up_progress().vbuckets_loaded, 0);
+        b.bucket.begin_snapshot(VB, memory(2, 2)).unwrap();
+        let given = given(&key, 2, Some(b"new"));
+        let change = match is_prepared {
+            true => Change::Prepare { given, level: Level::Majority },
+            false => Change::Document(given),
+        };
+        b.bucket.apply(VB, &change).unwrap();
+        b.bucket.set_vb_state(VB, VbState::Active, topology()).unwrap();
+        b.file_everything();
+        b.advance_s(60);
+        assert_eq!(b.get("k").unwrap(), b"new");
+        assert_eq!((b.bucket.items(), b.bucket.warm_up_progress().vbuckets_loaded), (1, 1), "{is_prepared}");
+    }
+}
+
+/// What comes from a disk is not in the order of the prepares: whoever has half of it may have one decided, and not those before.
+#[test]
+fn one_promoted_in_the_middle_of_a_disk_snapshot_forgets_no_prepare_nor_does_who_follows_it() {
+    for (world, is_filed) in [(World::new as fn(u64) -> World, true), (World::new, false), (World::logged, false)] {
+        let (b, c) = (world(2), world(3));
+        b.bucket.set_vb_state(VB, VbState::Replica, Some(topology(&[&["a", "b"]]))).unwrap();
+        let (first, second) = (k("first"), k("second"));
+        b.bucket.begin_snapshot(VB, memory(0, 2)).unwrap();
+        for (key, seqno) in [(&first, 1), (&second, 2)] {
+            let given = given(key, seqno, Some(b"new"));
+            b.bucket.apply(VB, &Change::Prepare { given, level: Level::PersistMajority }).unwrap();
+        }
+        if is_filed {
+            b.file_everything();
+        }
+        let from_disk = Some(Seqno(2));
+        b.bucket.begin_snapshot(VB, SnapshotMarker { start: Seqno(2), end: Seqno(9), from_disk }).unwrap();
+        let decided = given(&second, 2, Some(b"new"));
+        let decided = Given { meta: Meta { seqno: Seqno(4), ..decided.meta }, ..decided };
+        b.bucket.apply(VB, &Change::Document(decided)).unwrap();
+        b.bucket.set_vb_state(VB, VbState::Active, Some(topology(&[&["b", "c"]]))).unwrap();
+        let link = Link::open(&b, &c, "c");
+        link.carry();
+        link.close();
+        // Nobody says what c has, so that nothing is settled; and then both begin again from their disks.
+        let [b, c] = [b, c].map(|world| {
+            world.file_everything();
+            world.restart()
+        });
+        c.bucket.set_vb_state(VB, VbState::Active, Some(topology(&[&["c", "b"]]))).unwrap();
+        for world in [&b, &c] {
+            refused(world.op("first", Op::Get), OpError::ReCommitInProgress);
+            assert_eq!(world.get("second").unwrap(), b"new");
+        }
+    }
+}
+
 #[test]
 fn too_few_nodes_end_what_is_under_way_but_not_what_may_be_known() {
     let (a, b) = pair();

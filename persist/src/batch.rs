@@ -42,7 +42,7 @@ pub struct Batch {
 
 impl Batch {
     pub fn of(slice: &Slice) -> Batch {
-        let completed: HashSet<Seqno> = slice.items.iter().filter_map(completes).collect();
+        let completed: HashSet<Seqno> = slice.items.iter().filter_map(|item| item.kind().decides()).collect();
         let is_done = |item: &&Item| matches!(item.kind(), Kind::Prepare { .. }) && completed.contains(&item.seqno());
         let wanted = slice.items.iter().filter(|item| !is_done(item));
         let mut entries: Vec<_> = wanted.map(|item| Entry { id: file_id(item), item: item.clone() }).collect();
@@ -67,8 +67,6 @@ impl Batch {
         facts.record = record.clone();
         let Place { open, from_disk } = slice.snapshots.at(self.last);
         let whole = open.map_or(self.last, |open| open.start);
-        // What was decided comes out of order from a disk: only the end of it says of which prepares all is known.
-        let unordered = open.filter(|open| open.completed.is_some()).map_or(Seqno(u64::MAX), |open| open.start);
         // A file from before this was told apart; or a prepare whose snapshot is whole only now.
         if facts.prepared <= whole {
             facts.high_prepared = facts.high_prepared.max(facts.prepared);
@@ -81,10 +79,13 @@ impl Batch {
             if facts.hlc_epoch.is_none() {
                 facts.hlc_epoch = Some(meta.seqno);
             }
+            // What was decided comes out of order from a disk: only the end of it says of which prepares all is known.
+            if slice.snapshots.is_ordered(meta.seqno) {
+                facts.complete(item.kind().decides());
+            }
             match item.kind() {
-                Kind::Committed { prepared } => {
+                Kind::Committed { .. } => {
                     facts.max_visible = meta.seqno;
-                    facts.complete(prepared.filter(|_| meta.seqno <= unordered));
                     if meta.deleted.is_some() {
                         facts.max_deleted_rev = facts.max_deleted_rev.max(meta.rev);
                     }
@@ -95,7 +96,7 @@ impl Batch {
                         facts.high_prepared = meta.seqno.max(facts.high_prepared);
                     }
                 }
-                Kind::Abort { prepared } => facts.complete(Some(prepared).filter(|_| meta.seqno <= unordered)),
+                Kind::Abort { .. } => {}
             }
         }
         if let Some(snapshot) = from_disk {
@@ -105,15 +106,6 @@ impl Batch {
         facts.snap_from_disk = open.is_some_and(|open| open.completed.is_some());
         (facts.snap_start, facts.snap_end) = open.map_or((self.last, self.last), |open| (open.start, open.end));
         facts
-    }
-}
-
-/// The prepare that this item completes.
-fn completes(item: &Item) -> Option<Seqno> {
-    match item.kind() {
-        Kind::Committed { prepared } => prepared,
-        Kind::Abort { prepared } => Some(prepared),
-        Kind::Prepare { .. } => None,
     }
 }
 

@@ -19,7 +19,7 @@ use crate::facts::VbFacts;
 use crate::names::{self, Entry};
 use crate::shared::Shared;
 use crate::spec::BucketSpec;
-use crate::sync::sync_file;
+use crate::sync::prove_file;
 use crate::vb::{Committed, open_file};
 
 /// One vBucket found on disk.
@@ -108,8 +108,9 @@ impl Opening<'_> {
         for (i, &rev) in revs.iter().enumerate() {
             match self.load(vb, rev) {
                 Ok(older) => match &whole {
-                    // Both are whole only between the steps of a compaction, and then they agree.
-                    Some(newer) if newer.high >= older.high => {}
+                    // Both are whole only between the steps of a compaction, and then they agree; or the older one's name is back
+                    // after power loss, while the newer one went on, or was rolled back.
+                    Some(newer) if newer.reach() >= older.reach() => {}
                     Some(newer) => {
                         aside
                             .push((newer.rev, format!("ends at seqno {}, an older one at {}", newer.high, older.high)));
@@ -144,7 +145,7 @@ impl Opening<'_> {
         let changed = revs.len() > 1;
         if changed && self.unclean {
             // Before the others go, this one must be able to stand alone.
-            sync_file(&*self.shared.env.storage, &self.path(vb, committed.rev))?;
+            prove_file(&*self.shared.env.storage, &self.path(vb, committed.rev), committed.header_at)?;
         }
         for &rev in revs.iter().filter(|rev| **rev != committed.rev) {
             let name = names::vb_file(vb, rev);

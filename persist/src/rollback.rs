@@ -77,9 +77,8 @@ pub(crate) fn begin_again(vb: &Vb, attached: &Attached, committed: Option<Commit
     let version = attached.log.set_record(record.clone());
     *attached.records.lock() = Records::starting_at(version, Arc::new(record));
     attached.recorded.store(version, Ordering::Release);
-    if let Some(logger) = vb.home.shared.logger() {
-        logger.filed(vb, high, version);
-    }
+    attached.submitted.store(high.0, Ordering::Release);
+    vb.home.shared.logger.filed(vb, high, version);
 }
 
 /// The file, with the earlier state as its newest commit.
@@ -126,6 +125,7 @@ fn rewound(vb: &Vb, attached: &Attached, to: Seqno) -> Result<Committed, StoreEr
         }
         error => StoreError::file(vb.id)(error),
     })?;
+    vb.name()?;
     let header = outcome.header;
     tracing::warn!(
         bucket = vb.home.name,

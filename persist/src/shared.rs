@@ -1,7 +1,7 @@
 //! What the parts of a store share: the environment, the queues, and the tasks that serve them.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -15,23 +15,27 @@ use types::rank::{Mutex, Rank, RwLock};
 
 use crate::compaction::Compactor;
 use crate::file_cache::{FileCache, WithRoom};
-use crate::filer::{Filer, Filing};
+use crate::filer::Filing;
 use crate::logger::{Ear, Logger};
 use crate::queue::{Outcome, Urgency, WorkQueue};
 use crate::reserve::{Keeping, Reserve};
-use crate::vb::{Home, Vb};
+use crate::switch::{Switch, Switching};
+use crate::vb::Vb;
 use crate::{LogOptions, Options, fetch, flusher};
 
 /// Failures are told at most this often, however many there are.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
 /// Free space is looked at no more often.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
+/// While there is little of it, it is looked at so often though nothing is compacted.
+const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Shared {
     pub env: Env,
     pub options: Options,
     pub files: Arc<FileCache>,
-    logger: OnceLock<Logger>,
+    pub logger: Logger,
+    pub switch: Switch,
     pub flushes: WorkQueue<Vb>,
     pub compactor: Compactor,
     pub governor: Arc<Governor>,
@@ -45,19 +49,23 @@ pub(crate) struct Shared {
     pub reserve: Reserve,
     /// Of the monotonic clock, in ms: when the disk's free space was looked at.
     looked_at_ms: AtomicU64,
+    data_dir: PathBuf,
+    /// Looks whether a disk that ran full has room again, when nobody compacts.
+    watch: OnceLock<TaskHandle>,
     last_told_ms: AtomicU64,
     untold: AtomicU64,
 }
 
 impl Shared {
-    pub fn start(env: &Env, pools: &Pools, data_dir: &Path, options: Options) -> Arc<Shared> {
+    pub fn start(env: &Env, pools: &Arc<Pools>, data_dir: &Path, options: Options) -> Arc<Shared> {
         let files = Arc::new(FileCache::new(Arc::clone(&env.storage), options.files_max));
         let storage = WithRoom { storage: Arc::clone(&env.storage), files: Arc::clone(&files) };
         let reserve = Reserve::new(Arc::clone(&env.storage), data_dir, options.reserve_bytes);
         let shared = Arc::new(Shared {
             env: Env { storage: Arc::new(storage), ..env.clone() },
             files,
-            logger: OnceLock::new(),
+            logger: Logger::new(),
+            switch: Switch::new(),
             flushes: WorkQueue::new(|vb: &Vb| &vb.ticket),
             compactor: Compactor::new(options.compaction),
             governor: Arc::new(Governor::new(Arc::clone(&env.clock), options.governor)),
@@ -69,6 +77,8 @@ impl Shared {
             reserve,
             options,
             looked_at_ms: AtomicU64::new(u64::MAX),
+            data_dir: data_dir.to_owned(),
+            watch: OnceLock::new(),
             last_told_ms: AtomicU64::new(u64::MAX),
             untold: AtomicU64::new(0),
         });
@@ -76,7 +86,12 @@ impl Shared {
         Compactor::start(&shared, pools);
         let retries = pools.spawn(PoolKind::Writer, Arc::new(Retries(Arc::downgrade(&shared))));
         assert!(shared.retries.set(retries).is_ok());
+        let watch = pools.spawn(PoolKind::Background, Arc::new(Watch(Arc::downgrade(&shared))));
+        assert!(shared.watch.set(watch).is_ok());
         shared.reserve.set_task(pools.spawn(PoolKind::Background, Arc::new(Keeping(Arc::downgrade(&shared)))));
+        shared.logger.filer.set_task(pools.spawn(PoolKind::Writer, Arc::new(Filing(Arc::downgrade(&shared)))));
+        let (weak, pools_weak) = (Arc::downgrade(&shared), Arc::downgrade(pools));
+        shared.switch.set_task(pools.spawn(PoolKind::Background, Arc::new(Switching(weak, pools_weak))));
         shared
     }
 
@@ -92,26 +107,21 @@ impl Shared {
         });
     }
 
-    /// From here on changes go to the commit log first.
-    pub fn set_logger(self: &Arc<Shared>, pools: &Pools, log: Arc<Log>, options: &LogOptions) -> Result<(), LogError> {
-        let logger = Logger::new(Arc::clone(&log), Filer::new(options.file_after));
-        logger.filer.set_task(pools.spawn(PoolKind::Writer, Arc::new(Filing(Arc::downgrade(self)))));
-        assert!(self.logger.set(logger).is_ok(), "a store has one logger");
+    /// There is a log from here on; what goes into it, the phase tells.
+    pub fn set_log(self: &Arc<Shared>, pools: &Pools, log: Arc<Log>, options: &LogOptions) -> Result<(), LogError> {
+        self.logger.filer.set(options);
         log.observe(Arc::new(Ear(Arc::downgrade(self))));
+        self.logger.set_log(Some(Arc::clone(&log)));
         log.drive(pools, options.driver)
-    }
-
-    pub fn logger(&self) -> Option<&Logger> {
-        self.logger.get()
     }
 
     /// When this returns, none of the store's tasks runs or will.
     pub fn stop(&self) {
         self.compactor.stop();
+        self.watch.get().into_iter().for_each(TaskHandle::cancel);
+        self.switch.stop();
         self.stop_writing();
-        if let Some(logger) = self.logger() {
-            logger.stop();
-        }
+        self.logger.stop();
         self.readers.cancel();
         // What is queued holds us, so it must not stay.
         self.flushes.clear();
@@ -131,15 +141,15 @@ impl Shared {
     }
 
     pub fn changed(&self, vb: &Arc<Vb>, urgency: Urgency) {
-        match self.logger() {
-            Some(logger) if logger.takes() => logger.changed(vb, urgency),
-            _ => self.file(vb, urgency),
+        match self.logger.takes() {
+            true => self.logger.changed(vb, urgency),
+            false => self.file(vb, urgency),
         }
     }
 
     /// What clients wait for is a sync of the log, not of a file.
     pub fn is_logged(&self) -> bool {
-        self.logger().is_some_and(Logger::takes)
+        self.logger.takes()
     }
 
     /// Asks for a flush to the vBucket's file.
@@ -154,6 +164,7 @@ impl Shared {
         if self.flushes.release(vb) {
             self.writers.call();
         }
+        self.switch.look();
     }
 
     pub fn fetch_wanted(&self, vb: &Arc<Vb>) {
@@ -177,6 +188,7 @@ impl Shared {
         {
             retries.wake();
         }
+        self.switch.look();
         self.endings.change(|count| {
             *count += 1;
             ((), Wake::Everybody)
@@ -184,19 +196,22 @@ impl Shared {
     }
 
     /// Tells the governor whether the disk runs full. To be called again and again while something fills it.
-    pub fn watch_free_space(&self, home: &Home, now: Duration) {
+    pub fn watch_free_space(&self, now: Duration) {
         let now_ms = now.as_millis() as u64;
         let last_ms = self.looked_at_ms.load(Ordering::Relaxed);
         if last_ms != u64::MAX && now_ms < last_ms.saturating_add(LOOK_PAUSE.as_millis() as u64) {
             return;
         }
         self.looked_at_ms.store(now_ms, Ordering::Relaxed);
-        let Ok(Some(free)) = self.env.storage.free_bytes(&home.dir) else { return };
+        let Ok(Some(free)) = self.env.storage.free_bytes(&self.data_dir) else { return };
         let low = self.compactor.settings().free_bytes_low;
         if self.governor.set_disk_low(free < low) {
             let free_mb = free >> 20;
             match free < low {
-                true => tracing::warn!(free_mb, "the disk runs full: compaction goes faster, whoever feels it"),
+                true => {
+                    tracing::warn!(free_mb, "the disk runs full: compaction goes faster, whoever feels it");
+                    self.watch.get().into_iter().for_each(|watch| watch.wake_after(WATCH_PAUSE));
+                }
                 false => tracing::info!(free_mb, "the disk has room again: compaction goes as fast as nobody feels"),
             }
         }
@@ -338,8 +353,12 @@ impl Worker {
         match self.job {
             Job::Flush => {
                 let Some(vb) = shared.flushes.pop() else { return false };
+                let was_unnamed = vb.is_unnamed();
                 let outcome = flusher::flush(&vb);
                 shared.end_flush(&vb, outcome);
+                if was_unnamed {
+                    shared.compactor.flush_ended(&vb);
+                }
             }
             Job::Fetch => {
                 let next = shared.fetches.lock().as_mut().and_then(VecDeque::pop_front);
@@ -348,6 +367,21 @@ impl Worker {
             }
         }
         true
+    }
+}
+
+/// Watches a disk that runs full.
+struct Watch(Weak<Shared>);
+
+impl Task for Watch {
+    fn name(&self) -> &'static str {
+        "disk space"
+    }
+
+    fn run(&self, cx: &Context<'_>) -> Next {
+        let Some(shared) = self.0.upgrade() else { return Next::Done };
+        shared.watch_free_space(cx.now());
+        if shared.governor.is_disk_low() { Next::After(WATCH_PAUSE) } else { Next::Idle }
     }
 }
 

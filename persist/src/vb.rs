@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -42,11 +42,18 @@ pub(crate) struct Home {
     pub gone: AtomicBool,
     /// Changes in the commit log whose filing nobody has begun, in bytes of memory, and how many may be.
     pub unfiled_bytes: AtomicU64,
-    pub unfiled_bytes_max: u64,
+    /// The part of the bucket's quota that they may be at most.
+    pub unfiled_share: u64,
     /// When files are compacted; `None`: as the store says.
     pub trigger: RwLock<Option<Trigger>>,
     /// As they are on disk. Held while they are written, which nobody waits for who must not.
     pub deletions: parking_lot::Mutex<Deletions>,
+}
+
+impl Home {
+    pub fn unfiled_bytes_max(&self) -> u64 {
+        self.shared.logger.filer.unfiled_bytes_max().min(self.unfiled_share)
+    }
 }
 
 /// The last commit that is known to outlive power loss. Reads start at `header_at`, so what a later commit left behind
@@ -65,15 +72,47 @@ pub(crate) struct Committed {
     pub live_bytes: u64,
 }
 
+impl Committed {
+    /// How far it has come: a seqno after a rollback is further than any before it.
+    pub fn reach(&self) -> (u32, Seqno) {
+        (self.facts.record.rollbacks, self.high)
+    }
+}
+
 pub(crate) struct Attached {
     pub log: Arc<Changelog>,
     pub cursor: Cursor,
     pub nudge: Arc<dyn Nudge>,
-    /// What was handed to the commit log; none without one.
-    pub log_cursor: Option<Cursor>,
+    /// What was handed to the commit log; none before there was anything to hand. Taken out by who submits.
+    pub log_cursor: Mutex<Option<Cursor>>,
+    /// The seqno up to which the commit log has taken the changes, if it ever took any.
+    pub submitted: AtomicU64,
     /// Version of the changelog's record that the file holds; `u64::MAX`: none.
     pub recorded: AtomicU64,
     pub records: Mutex<Records>,
+}
+
+impl Attached {
+    /// From here on the commit log is given what the file does not have.
+    pub fn enter_log(&self) -> Cursor {
+        let cursor = self.log.cursor_beside("commit log", &self.cursor);
+        let from = self.log.read(&cursor, 0).from;
+        self.submitted.store(from.0 - 1, Ordering::Release);
+        cursor
+    }
+
+    /// The version of the record that the file holds.
+    pub fn recorded(&self) -> Option<u64> {
+        Some(self.recorded.load(Ordering::Acquire)).filter(|version| *version != u64::MAX)
+    }
+
+    /// The file has all that the commit log has.
+    pub fn is_filed(&self) -> bool {
+        // What was submitted while the vBucket went back, or was deleted, is void.
+        let submitted = self.submitted.load(Ordering::Acquire).min(self.log.marks.high().0);
+        let has_changes = self.log.marks.filed().0 >= submitted;
+        has_changes && self.records.lock().are_filed(self.recorded())
+    }
 }
 
 pub(crate) type Done = Box<dyn FnOnce(Result<Option<Item>, StoreError>) + Send>;
@@ -117,6 +156,16 @@ struct State {
     failures: u32,
     /// The last time that it was.
     deleted: Option<Deleted>,
+    unnamed: Option<Unnamed>,
+}
+
+/// A compacted file that is the vBucket's already, but does not have its name yet, as not all of it is synced: a start would take
+/// the one before it, which has as much until this one is written.
+struct Unnamed {
+    rev: u64,
+    path: PathBuf,
+    /// What it takes the place of, if whoever compacted left that to us.
+    old: Option<PathBuf>,
 }
 
 impl State {
@@ -137,6 +186,7 @@ impl Vb {
             next_rev: next_rev.max(deleted.map_or(0, |deleted| deleted.rev.saturating_add(1))),
             failures: 0,
             deleted,
+            unnamed: None,
         };
         Vb {
             id,
@@ -173,6 +223,57 @@ impl Vb {
         state.committed = Some(Arc::new(committed));
     }
 
+    /// The file that the vBucket has now is at `path` until it was synced. Only by who has the vBucket to himself.
+    pub fn leave_unnamed(&self, rev: u64, path: PathBuf) {
+        self.state.lock().unnamed = Some(Unnamed { rev, path, old: None });
+    }
+
+    pub fn is_unnamed(&self) -> bool {
+        self.state.lock().unnamed.is_some()
+    }
+
+    /// Has this file removed once the new one has its name. False: it has.
+    pub fn remove_once_named(&self, old: &Path) -> bool {
+        let mut state = self.state.lock();
+        state.unnamed.as_mut().map(|unnamed| unnamed.old = Some(old.to_owned())).is_some()
+    }
+
+    /// Gives a file that is synced as far as it counts its name, durably. Only by who has the vBucket to himself.
+    pub fn name(&self) -> Result<(), StoreError> {
+        let (rev, from) = match &self.state.lock().unnamed {
+            Some(unnamed) => (unnamed.rev, unnamed.path.clone()),
+            None => return Ok(()),
+        };
+        let (storage, to) = (&*self.home.shared.env.storage, self.named(rev));
+        let failed =
+            |source: io::Error| StoreError::SyncFailed { vb: self.id, path: to.clone(), source: source.into() };
+        storage.rename(&from, &to).map_err(failed)?;
+        let unnamed = self.state.lock().unnamed.take();
+        storage.sync_dir(&self.home.dir).map_err(failed)?;
+        if let Some(old) = unnamed.and_then(|unnamed| unnamed.old) {
+            self.remove_superseded(&old);
+        }
+        Ok(())
+    }
+
+    /// [`Vb::name`] for a file that nobody has written to since.
+    pub fn sync_and_name(&self) -> Result<(), StoreError> {
+        let rev = match &self.state.lock().unnamed {
+            Some(unnamed) => unnamed.rev,
+            None => return Ok(()),
+        };
+        let (file, path) = self.open(rev)?;
+        file.sync().map_err(|source| StoreError::SyncFailed { vb: self.id, path, source: source.into() })?;
+        self.name()
+    }
+
+    /// Readers that have it open keep it until they close it.
+    pub fn remove_superseded(&self, path: &Path) {
+        if let Err(error) = remove_if_there(&*self.home.shared.env.storage, path) {
+            tracing::warn!(bucket = self.home.name, vb = self.id.0, "a compacted file goes at the next start: {error}");
+        }
+    }
+
     /// The file was renamed. Only by who has the vBucket to himself.
     pub fn unanchor(&self) {
         self.is_unanchored.store(true, Ordering::Release);
@@ -204,14 +305,14 @@ impl Vb {
         let now = log.read(&cursor, 0);
         let same_record = committed.is_some_and(|c| c.facts.record == *now.record);
         let recorded = AtomicU64::new(if same_record { now.record_version } else { u64::MAX });
-        let logger = self.home.shared.logger().filter(|logger| logger.takes());
-        let log_cursor = logger.and_then(|_| log.cursor("commit log", high));
         let records = match same_record {
             true => Records::starting_at(now.record_version, now.record),
             false => Records::default(),
         };
         let records = Mutex::ranked(Rank::CommitQueue, records);
-        let attached = Arc::new(Attached { log, cursor, log_cursor, nudge, recorded, records });
+        let log_cursor = Mutex::ranked(Rank::CommitQueue, None);
+        let submitted = AtomicU64::new(0);
+        let attached = Arc::new(Attached { log, cursor, log_cursor, submitted, nudge, recorded, records });
         let before = self.state.lock().attached.replace(attached);
         assert!(before.is_none(), "vBucket {} has a changelog already", self.id);
     }
@@ -277,7 +378,7 @@ impl Vb {
     pub fn bury(&self, deleted: Deleted) {
         let mut state = self.state.lock();
         state.next_rev = state.next_rev.max(deleted.rev.saturating_add(1));
-        state.deleted = Some(deleted);
+        (state.deleted, state.unnamed) = (Some(deleted), None);
         drop(state);
         self.is_unanchored.store(false, Ordering::Release);
     }
@@ -305,8 +406,10 @@ impl Vb {
     /// Whether a flush would find something to do.
     pub fn is_dirty(&self) -> bool {
         let Some(attached) = self.attached() else { return false };
-        attached.log.marks.poisoned().is_none()
-            && (attached.log.marks.high() > attached.log.marks.filed() || self.wants_record(&attached))
+        // First, as it takes the changelog's lock: see [`crate::logger::Logger`].
+        let wants_record = self.wants_record(&attached);
+        let marks = &attached.log.marks;
+        marks.poisoned().is_none() && (wants_record || marks.high() > marks.filed())
     }
 
     /// Whether the record alone is worth a commit. One that was never changed is not worth a file of its own: a vBucket
@@ -319,7 +422,16 @@ impl Vb {
         (has_file || changed) && recorded != current.record_version
     }
 
+    /// Where the file of this revision is.
     pub fn path(&self, rev: u64) -> PathBuf {
+        match &self.state.lock().unnamed {
+            Some(unnamed) if unnamed.rev == rev => unnamed.path.clone(),
+            _ => self.named(rev),
+        }
+    }
+
+    /// Where it is once it has its name.
+    pub fn named(&self, rev: u64) -> PathBuf {
         self.home.dir.join(names::vb_file(self.id, rev))
     }
 
@@ -328,8 +440,10 @@ impl Vb {
     pub fn reading(&self) -> Result<Option<(Arc<Committed>, Snapshot)>, StoreError> {
         loop {
             let Some(committed) = self.committed() else { return Ok(None) };
+            let path = self.path(committed.rev);
             let opened = self.snapshot(&committed);
-            let was_replaced = || self.committed().is_none_or(|now| now.rev != committed.rev);
+            let was_replaced =
+                || self.committed().is_none_or(|now| now.rev != committed.rev) || self.path(committed.rev) != path;
             if !opened.as_ref().is_err_and(|error| error.is_not_found() && was_replaced()) {
                 return opened.map(|file| Some((committed, file)));
             }

@@ -19,7 +19,15 @@ type Value<'a> = (Datatype, Cow<'a, [u8]>);
 /// that were decided by its end: what commits one of those is sent as the document it makes, as from a disk.
 pub(crate) fn outcome_of_half((whole, start): (Seqno, Seqno), item: Item) -> Item {
     match item.kind() {
-        Kind::Committed { prepared: Some(prepared) } if whole < prepared && prepared <= start => {
+        Kind::Committed { prepared: Some(prepared) } if whole < prepared && prepared <= start => as_document(item),
+        _ => item,
+    }
+}
+
+/// What commits a prepare, without a word of the prepare.
+pub(crate) fn as_document(item: Item) -> Item {
+    match item.kind() {
+        Kind::Committed { prepared: Some(_) } => {
             let value = item.has_value().then(|| item.value());
             Item::new(item.key(), item.meta(), Kind::Committed { prepared: None }, value)
         }

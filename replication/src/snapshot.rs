@@ -9,6 +9,7 @@ use persist::Changes;
 use types::{Item, Kind, Seqno};
 use wire::dcp::{MarkerDetail, SnapshotFlags, SnapshotMarker};
 
+use crate::dress::as_document;
 use crate::filter::Filter;
 use crate::terms::{MarkerVersion, Terms};
 
@@ -40,19 +41,27 @@ fn marker(terms: &Terms, (start, end): (Seqno, Seqno), flags: SnapshotFlags, fac
     SnapshotMarker { start, end, flags, detail }
 }
 
-/// A part of the changelog, up to and including `last`, as one snapshot that begins at `start`. Returns what to send, and
-/// the snapshot's end; `None`: the consumer needs to know nothing of it.
-pub(crate) fn of_memory(
-    terms: &Terms,
-    filter: &Filter,
-    start: Seqno,
-    mut items: Vec<Item>,
-    last: Seqno,
-) -> Option<(VecDeque<Next>, Seqno)> {
+/// A part of the changelog, up to and including `last`, that will be one snapshot.
+pub(crate) struct Part {
+    pub start: Seqno,
+    pub items: Vec<Item>,
+    pub last: Seqno,
+    /// See [`changelog::Slice::decided_out_of_order`].
+    pub unordered: Option<Seqno>,
+}
+
+/// Returns what to send, and the snapshot's end; `None`: the consumer needs to know nothing of it.
+///
+/// What came from a disk and was not in order there is not in order for a replica either, which may restart in the middle: it is
+/// told the same as from a disk, documents instead of commits.
+pub(crate) fn of_memory(terms: &Terms, filter: &Filter, part: Part) -> Option<(VecDeque<Next>, Seqno)> {
+    let Part { start, mut items, last, unordered } = part;
     // The outcome of a prepare is still to come, and takes the consumer there.
     let ends_undecided = items.last().is_some_and(|item| matches!(item.kind(), Kind::Prepare { .. }));
     items.retain(|item| terms.shows(item) && filter.admits(item));
-    let mut flags = SnapshotFlags::MEMORY.with(SnapshotFlags::CHECKPOINT);
+    let unordered = unordered.filter(|_| terms.sync_writes);
+    let source = if unordered.is_some() { SnapshotFlags::DISK } else { SnapshotFlags::MEMORY };
+    let mut flags = source.with(SnapshotFlags::CHECKPOINT);
     if terms.sync_writes {
         flags = flags.with(SnapshotFlags::MAY_DUPLICATE_KEYS);
     } else {
@@ -67,10 +76,12 @@ pub(crate) fn of_memory(
         None => return None,
     };
     let max_visible = items.iter().rev().find(|item| item.is_committed()).map_or(start, Item::seqno);
-    let facts = Facts { max_visible: max_visible.min(end), ..Facts::default() };
+    let completed = unordered.unwrap_or_default();
+    let facts = Facts { max_visible: max_visible.min(end), completed, ..Facts::default() };
     let mut queue = VecDeque::with_capacity(items.len() + 2);
     queue.push_back(Next::Marker(marker(terms, (start, end), flags, facts)));
-    queue.extend(items.into_iter().map(Next::Item));
+    let told = |item| if unordered.is_some() { as_document(item) } else { item };
+    queue.extend(items.into_iter().map(told).map(Next::Item));
     if shown_upto != Some(end) && can_be_advanced {
         queue.push_back(Next::Advanced(end));
     }
@@ -173,7 +184,8 @@ mod tests {
             name => item(seqno, &[0, name], PLAIN),
         });
         let last = Seqno(10 + what.len() as u64);
-        let (queue, end) = of_memory(terms, filter, Seqno(10), items.collect(), last)?;
+        let part = Part { start: Seqno(10), items: items.collect(), last, unordered: None };
+        let (queue, end) = of_memory(terms, filter, part)?;
         let show = |next: &Next| match next {
             Next::Marker(marker) => format!("[{}..{}]", marker.start, marker.end),
             Next::Item(item) => item.seqno().to_string(),
@@ -204,6 +216,29 @@ mod tests {
         assert_eq!(told(&aware, &only, "a9").as_deref(), Some("[10..12] 11 →12"));
         assert_eq!(told(&aware, &only, "9").as_deref(), Some("[10..11] →11"));
         assert_eq!(told(&old, &Filter::Default, "9"), None);
+    }
+
+    #[test]
+    fn what_is_out_of_order_is_told_to_a_replica_as_from_a_disk() {
+        let part = || Part {
+            start: Seqno(10),
+            items: vec![item(11, b"\0k", Kind::Committed { prepared: Some(Seqno(5)) })],
+            last: Seqno(11),
+            unordered: Some(Seqno(4)),
+        };
+        let told = |terms: &Terms| {
+            let (mut queue, _) = of_memory(terms, &Filter::All, part()).unwrap();
+            match (queue.pop_front(), queue.pop_front()) {
+                (Some(Next::Marker(marker)), Some(Next::Item(item))) => (marker, item.kind()),
+                other => panic!("{other:?}"),
+            }
+        };
+        let (marker, kind) = told(&terms(true, &[Feature::Collections]));
+        assert!(marker.flags.has(SnapshotFlags::DISK) && !marker.flags.has(SnapshotFlags::MEMORY));
+        assert!(matches!(marker.detail, MarkerDetail::V2 { high_completed: Seqno(4), .. }));
+        assert_eq!(kind, PLAIN);
+        let (marker, _) = told(&terms(false, &[Feature::Collections]));
+        assert!(marker.flags.has(SnapshotFlags::MEMORY) && !marker.flags.has(SnapshotFlags::DISK));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use wire::dcp::EndReason;
 use crate::filter::Filter;
 use crate::inbox::{Inbox, Note, Piece, StreamBell, StreamNumber};
 use crate::registry::StreamFace;
-use crate::snapshot::{self, Next, OfDisk};
+use crate::snapshot::{self, Next, OfDisk, Part};
 use crate::stats::{DCP_BACKFILLS, DCP_BACKFILLS_BEGUN, DCP_STREAMS, DCP_STREAMS_LEFT_BEHIND};
 use crate::takeover::Takeover;
 use crate::terms::Terms;
@@ -273,12 +273,14 @@ impl Stream {
     }
 
     fn show(&mut self, terms: &Terms, slice: Slice) {
+        let unordered = slice.decided_out_of_order();
         let Slice { mut items, last, .. } = slice;
         self.saw_all = last >= self.vbucket().log.marks.high();
         let last = last.min(self.plan.end);
         items.retain(|item| item.seqno() <= last);
         self.read = last;
-        if let Some((queue, end)) = snapshot::of_memory(terms, &self.plan.filter, self.next_start, items, last) {
+        let part = Part { start: self.next_start, items, last, unordered };
+        if let Some((queue, end)) = snapshot::of_memory(terms, &self.plan.filter, part) {
             self.queue = queue;
             self.next_start = end.next();
         }

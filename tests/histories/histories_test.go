@@ -76,7 +76,7 @@ func TestANodeThatStandsStillIsFailedOver(t *testing.T) {
 		still, through := s.pair()
 		s.standStill(still)
 		s.must(s.failOver(still, through))
-		s.lasts(standstill / 2)
+		s.lasts(standstill)
 		s.goOn(still)
 		s.goesOn()
 		s.acknowledgesNothing(still)

@@ -8,7 +8,7 @@ import (
 
 // TestMain starts the tests again, in a network namespace of their own.
 func TestMain(m *testing.M) {
-	if os.Getenv(aloneSaid) == "" {
+	if os.Getenv(leftSaid) == "" {
 		if code, err := again(); err == nil {
 			os.Exit(code)
 		} else {

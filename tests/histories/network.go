@@ -17,10 +17,11 @@ import (
 // A namespace lasts as long as a process is in it, so nothing is left however the tests end. What goes from one node to another
 // is lost without a word when the sender believes in a hardware address that nobody has.
 const (
-	bridge    = "nodes"
-	gateway   = "10.213.0.254"
-	nobodys   = "02:00:00:00:00:99"
-	aloneSaid = "SETTEE_HISTORIES_ALONE"
+	bridge  = "nodes"
+	gateway = "10.213.0.254"
+	nobodys = "02:00:00:00:00:99"
+	// leftSaid names the namespace that the tests have left.
+	leftSaid = "SETTEE_HISTORIES_LEFT"
 )
 
 // withoutNetwork says why nodes cannot have namespaces here; empty if they can.
@@ -29,7 +30,7 @@ var withoutNetwork = "the tests were not started in a namespace of their own"
 func again() (int, error) {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), aloneSaid+"=yes")
+	cmd.Env = append(os.Environ(), leftSaid+"="+namespace())
 	cmd.SysProcAttr = inNamespace()
 	if os.Getuid() != 0 {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
@@ -47,7 +48,20 @@ func inNamespace() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 }
 
+// namespace names the one this process is in.
+func namespace() string {
+	name, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return err.Error()
+	}
+	return name
+}
+
+// layCables makes the bridge, in no namespace that is somebody else's.
 func layCables() error {
+	if os.Getenv(leftSaid) == namespace() {
+		return fmt.Errorf("%s is not the tests' own", namespace())
+	}
 	return ip(
 		"link set lo up",
 		"link add name "+bridge+" type bridge",

@@ -102,6 +102,17 @@ pub enum Kind {
     Abort { prepared: Seqno },
 }
 
+impl Kind {
+    /// The prepare that this decides.
+    pub fn decides(self) -> Option<Seqno> {
+        match self {
+            Kind::Committed { prepared } => prepared,
+            Kind::Abort { prepared } => Some(prepared),
+            Kind::Prepare { .. } => None,
+        }
+    }
+}
+
 /// A document's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {

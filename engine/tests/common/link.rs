@@ -13,10 +13,18 @@ pub fn topology(chains: &[&[&str]]) -> Topology {
     chains.iter().map(|chain| chain.iter().map(node).collect()).collect()
 }
 
+fn given(item: &Item) -> Given<'_> {
+    Given { key: item.key(), meta: item.meta(), value: item.has_value().then(|| item.value()) }
+}
+
+/// What a peer says of a commit that is out of order.
+pub fn as_document(item: &Item) -> Change<'_> {
+    Change::Document(given(item))
+}
+
 /// What a peer says of one item of its changelog.
 pub fn change(item: &Item) -> Change<'_> {
-    let given = Given { key: item.key(), meta: item.meta(), value: item.has_value().then(|| item.value()) };
-    let (key, seqno) = (item.key(), item.seqno());
+    let (given, key, seqno) = (given(item), item.key(), item.seqno());
     match item.kind() {
         Kind::Committed { prepared: None } => Change::Document(given),
         Kind::Committed { prepared: Some(prepared) } => Change::Commit { key, prepared, seqno },
@@ -78,9 +86,15 @@ impl<'a> Link<'a> {
         if slice.is_empty() {
             return;
         }
-        self.replica.bucket.begin_snapshot(VB, memory(slice.from.0, slice.last.0)).unwrap();
+        let from_disk = slice.decided_out_of_order();
+        let marker = SnapshotMarker { from_disk, ..memory(slice.from.0, slice.last.0) };
+        self.replica.bucket.begin_snapshot(VB, marker).unwrap();
         for item in &slice.items {
-            self.replica.bucket.apply(VB, &change(item)).unwrap();
+            let change = match change(item) {
+                Change::Commit { .. } if from_disk.is_some() => as_document(item),
+                change => change,
+            };
+            self.replica.bucket.apply(VB, &change).unwrap();
         }
         log.release(&self.cursor, slice.last);
     }

@@ -22,7 +22,6 @@ use crate::client::{self, Answer, Client};
 
 /// Requests under way together: a change of role waits for the disk, and many share a sync.
 const REQUESTS_AT_A_TIME: usize = 16;
-
 /// How long a node may be silent before it is taken for gone.
 const SIGN_OF_LIFE_MAX: Duration = Duration::from_secs(3);
 
