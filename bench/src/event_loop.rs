@@ -143,7 +143,7 @@ impl Loop {
         }
         let places = u64::from(load.clients) * u64::from(load.depth);
         let quota = match load.until {
-            Until::Ops(ops) => ops / lanes + u64::from(lane < ops % lanes),
+            Until::Ops(ops) | Until::OpsWithin(ops, _) => ops / lanes + u64::from(lane < ops % lanes),
             Until::For(_) => u64::MAX,
         };
         Ok(Loop {
@@ -486,6 +486,15 @@ impl Loop {
             if waited >= patience {
                 self.tally.unfinished += 1;
                 self.tally.unfinished_oldest_ns = self.tally.unfinished_oldest_ns.max(waited);
+            }
+        }
+        // Of an open loop, what should have begun and found no room counts as if it had.
+        if let Some(pace) = self.pace.as_mut().filter(|_| !self.fixed) {
+            while let Some(intended) = pace.take_due(self.stop_at_ns.min(now)) {
+                if intended >= self.measure_from_ns {
+                    self.tally.unfinished += 1;
+                    self.tally.unfinished_oldest_ns = self.tally.unfinished_oldest_ns.max(now - intended);
+                }
             }
         }
         Ok(self.tally)

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::load::{self, Load, Until, Watch};
-use crate::process;
+use crate::observer::Observer;
 use crate::target::{Durability, Identity, Kind, Target};
 use crate::workload::{Order, Workload};
 use crate::{machine, report};
@@ -19,13 +19,13 @@ const DEFAULT_TARGET: &str = "couchbase://127.0.0.1:11210/default";
 
 #[derive(Args, Debug)]
 pub struct Kv {
-    /// Whom to drive: couchbase://HOST:PORT/BUCKET, memcached://, memcached+binary://, redis://, etcd:// or postgres://
+    /// Whom to drive: couchbase://HOST:PORT/BUCKET, where any node of a cluster tells of the others, memcached://, memcached+binary://, redis://, etcd:// or postgres://
     #[arg(long, value_name = "URL", default_value = DEFAULT_TARGET, value_parser = Target::parse)]
     target: Target,
-    /// Connections
+    /// Clients, each with a connection to every node
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     clients: u32,
-    /// Requests under way on each connection
+    /// Requests that each has under way
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     depth: u32,
     /// Event loops of the load generator
@@ -144,8 +144,8 @@ impl Kv {
                 bail!("filling the store failed: {:?}", filled.tally.errors);
             }
         }
-        let pid = target.socket_address().ok().and_then(process::listening_on);
-        let usage = || pid.and_then(process::usage_of_family);
+        let observer = Observer::new(target, &dialect, scratch.path())?;
+        let usage = || observer.usage();
         let outcome = load::run(target, &dialect, &load, &Watch { stop, usage: &usage, live: true })?;
 
         let what = self.describe();

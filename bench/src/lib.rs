@@ -21,6 +21,7 @@ mod experiment;
 mod kv;
 pub mod load;
 mod machine;
+mod observer;
 mod pace;
 pub mod process;
 mod progress;

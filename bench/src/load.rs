@@ -38,6 +38,8 @@ pub struct Load {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     Ops(u64),
+    /// So many operations, if they take no longer than this.
+    OpsWithin(u64, Duration),
     For(Duration),
 }
 
@@ -112,7 +114,7 @@ pub fn run(target: &Target, dialect: &Dialect, load: &Load, watch: &Watch<'_>) -
     let now = shared.epoch.elapsed();
     let measure_from = now + load.warmup;
     shared.measure_from_ns.store(measure_from.as_nanos() as u64, Relaxed);
-    if let Until::For(time) = load.until {
+    if let Until::For(time) | Until::OpsWithin(_, time) = load.until {
         shared.stop_at_ns.store((measure_from + time).as_nanos() as u64, Relaxed);
     }
     barrier.wait();

@@ -8,14 +8,18 @@ use std::time::Duration;
 /// Clock ticks a second in what `/proc` tells; part of the kernel's interface.
 const TICKS_PER_S: u64 = 100;
 
-/// What a server has used so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a server has used so far, or several together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub cpu: Duration,
+    /// Of that, what each of several servers used; empty if there is one.
+    pub cpu_by_server: Vec<Duration>,
     /// Bytes it caused to be written to disks; `None`: not ours to see.
     pub written_bytes: Option<u64>,
     /// Flushes of the disk's cache, by anybody on this machine; `None`: the disk does not tell.
     pub flushes: Option<u64>,
+    /// Times they made their logs durable, by their own count; `None`: they do not tell.
+    pub syncs: Option<u64>,
 }
 
 impl Usage {
@@ -23,8 +27,15 @@ impl Usage {
         let less = |now: Option<u64>, then: Option<u64>| now.zip(then).map(|(now, then)| now.saturating_sub(then));
         Usage {
             cpu: self.cpu.saturating_sub(before.cpu),
+            cpu_by_server: self
+                .cpu_by_server
+                .iter()
+                .zip(&before.cpu_by_server)
+                .map(|(now, then)| now.saturating_sub(*then))
+                .collect(),
             written_bytes: less(self.written_bytes, before.written_bytes),
             flushes: less(self.flushes, before.flushes),
+            syncs: less(self.syncs, before.syncs),
         }
     }
 }
@@ -52,7 +63,21 @@ pub fn usage_of_family(pid: u32) -> Option<Usage> {
         }
         family.extend(children.remove(&member).unwrap_or_default());
     }
-    Some(Usage { cpu: Duration::from_millis(sum * 1000 / TICKS_PER_S), written_bytes, flushes: None })
+    Some(Usage { cpu: Duration::from_millis(sum * 1000 / TICKS_PER_S), written_bytes, ..Usage::default() })
+}
+
+/// What several have used together. `None`: there are none, or one of them is gone.
+pub fn usage_of_families(pids: &[u32]) -> Option<Usage> {
+    let families = pids.iter().map(|pid| usage_of_family(*pid)).collect::<Option<Vec<Usage>>>()?;
+    if families.len() < 2 {
+        return families.into_iter().next();
+    }
+    Some(Usage {
+        cpu: families.iter().map(|family| family.cpu).sum(),
+        written_bytes: families.iter().map(|family| family.written_bytes).sum(),
+        cpu_by_server: families.iter().map(|family| family.cpu).collect(),
+        ..Usage::default()
+    })
 }
 
 /// How often the threads that a process has now gave up the processor, or lost it. `None`: it is gone, or not ours to see.
@@ -142,6 +167,10 @@ mod tests {
         assert_eq!(listening_on(listener.local_addr().unwrap()), Some(std::process::id()));
         assert!(usage_of_family(std::process::id()).is_some_and(|usage| usage.written_bytes.is_some()));
         assert!(usage_of_family(u32::MAX).is_none());
+        let own = std::process::id();
+        let both = usage_of_families(&[own, own]).unwrap();
+        assert_eq!((both.cpu, both.cpu_by_server.len()), (both.cpu_by_server.iter().sum(), 2));
+        assert!(usage_of_families(&[]).is_none() && usage_of_families(&[own, u32::MAX]).is_none());
         assert!(resident_bytes_of(std::process::id()) > Some(1 << 20) && resident_bytes_of(u32::MAX).is_none());
     }
 }

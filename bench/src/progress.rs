@@ -48,7 +48,7 @@ impl Progress {
         let elapsed = (now - self.began).as_secs();
         let end = match self.until {
             Until::For(time) => format!("{elapsed} of {} s", time.as_secs()),
-            Until::Ops(all) => format!("{elapsed} s, {ops} of {all}"),
+            Until::Ops(all) | Until::OpsWithin(all, _) => format!("{elapsed} s, {ops} of {all}"),
         };
         let text = format!("{end}: {per_s:.0} ops/s, p99 {}, {errors} errors", show_duration(p99));
         // Nothing depends on whether anybody reads this.

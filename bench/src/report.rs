@@ -12,7 +12,8 @@ use crate::tally::{Latencies, show_us, tenths};
 pub type Row = Map<String, Value>;
 
 /// A row of a load. `ops` are those answered without an error; `cpu_us_per_op` is the server's processor time and
-/// `client_cpu_us_per_op` ours. `disk_flushes_per_s` counts those of the whole machine.
+/// `client_cpu_us_per_op` ours; of several servers, `cpu_us_per_op` is the sum. `syncs_per_s` is how often the servers made their
+/// logs durable; `disk_flushes_per_s` counts those of the whole machine.
 pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
     let tally = &outcome.tally;
     let mut row = Row::new();
@@ -24,14 +25,19 @@ pub fn row(name: &str, clients: u32, outcome: &Outcome) -> Row {
     row.insert("elapsed_s".into(), json!((outcome.elapsed.as_secs_f64() * 1e3).round() / 1e3));
     if tally.ops > 0 {
         let per_op = |cpu: std::time::Duration| json!((cpu.as_secs_f64() * 1e8 / tally.ops as f64).round() / 100.0);
-        if let Some(used) = outcome.server {
+        if let Some(used) = &outcome.server {
             row.insert("cpu_us_per_op".into(), per_op(used.cpu));
+            for (n, cpu) in used.cpu_by_server.iter().enumerate() {
+                row.insert(format!("cpu_us_per_op_node_{}", n + 1), per_op(*cpu));
+            }
             if let Some(bytes) = used.written_bytes {
                 row.insert("written_bytes_per_op".into(), json!(tenths(bytes as f64 / tally.ops as f64)));
             }
-            if let Some(flushes) = used.flushes {
-                let per_s = flushes as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
-                row.insert("disk_flushes_per_s".into(), json!(tenths(per_s)));
+            for (field, count) in [("disk_flushes_per_s", used.flushes), ("syncs_per_s", used.syncs)] {
+                if let Some(count) = count {
+                    let per_s = count as f64 / outcome.elapsed.as_secs_f64().max(1e-9);
+                    row.insert(field.into(), json!(tenths(per_s)));
+                }
             }
         }
         row.insert("client_cpu_us_per_op".into(), per_op(outcome.client_cpu));
@@ -101,6 +107,13 @@ pub fn story(what: &str, row: &Row, outcome: &Outcome) -> String {
     if let Some(us) = number("cpu_us_per_op") {
         out += &format!(", server {us:.2} us");
     }
+    for n in 1.. {
+        let Some(us) = number(&format!("cpu_us_per_op_node_{n}")) else { break };
+        out += &format!("{} {us:.2}", if n == 1 { " =" } else { " +" });
+    }
+    if let Some(per_s) = number("syncs_per_s") {
+        out += &format!("; {per_s:.0} syncs/s");
+    }
     out += "\n\n";
     out += &tally.latencies.draw();
     if tally.sent_late.count() > 0 {
@@ -144,6 +157,11 @@ pub fn tenth(value: &Value) -> String {
     value.as_f64().map_or_else(String::new, |n| format!("{n:.1}"))
 }
 
+/// With two digits behind the point.
+pub fn hundredth(value: &Value) -> String {
+    value.as_f64().map_or_else(String::new, |n| format!("{n:.2}"))
+}
+
 /// Microseconds, with a unit that fits.
 pub fn us(value: &Value) -> String {
     value.as_f64().map_or_else(String::new, show_us)
@@ -158,8 +176,15 @@ pub const LOAD_COLUMNS: &[Column] = &[
     Column("p99.99", "p9999_us", us),
     Column("max", "max_us", us),
     Column("cpu/op", "cpu_us_per_op", us),
+    Column("node 1", "cpu_us_per_op_node_1", us),
+    Column("node 2", "cpu_us_per_op_node_2", us),
+    Column("node 3", "cpu_us_per_op_node_3", us),
+    Column("syncs/s", "syncs_per_s", whole),
     Column("written/op", "written_bytes_per_op", whole),
     Column("flushes/s", "disk_flushes_per_s", whole),
+    Column("fdatasync", "fdatasync_mean_us", us),
+    Column("times that", "times_fdatasync", tenth),
+    Column("turned away", "turned_away", whole),
     Column("errors", "errors", whole),
 ];
 

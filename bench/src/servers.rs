@@ -19,7 +19,7 @@ use crate::target::{Identity, Kind, Target};
 /// How long a server may take to answer.
 const READY_PATIENCE: Duration = Duration::from_secs(60);
 /// How long it may take to end when asked.
-const END_PATIENCE: Duration = Duration::from_secs(10);
+const END_PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(10);
 
 /// A server that is not ours.
@@ -32,7 +32,15 @@ pub enum Peer {
     Postgres,
 }
 
-/// A running server. Dropped, it is ended; its files are those of the directory it was given.
+/// How a cluster is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub nodes: u16,
+    pub replicas: u8,
+    pub vbuckets: u32,
+}
+
+/// A running server, or a cluster. Dropped, it is ended; its files are those of the directory it was given.
 pub struct Server {
     pub target: Target,
     pub identity: Identity,
@@ -47,7 +55,7 @@ struct Owned {
     /// What asks it to end, where more than one process has to. The others are killed: their files go with them.
     signal: Option<&'static str>,
     /// Kept, so that it may go on printing.
-    _stdout: Option<BufReader<ChildStdout>>,
+    stdout: Option<BufReader<ChildStdout>>,
 }
 
 impl Server {
@@ -56,28 +64,61 @@ impl Server {
     /// # Errors
     /// It ends before it is ready; the text is its last line.
     pub fn settee(binary: &Path, dir: &Path, settings: &[String]) -> Result<Server> {
-        let mut random = [0; 16];
-        env::os::env().rng.fill(&mut random);
-        let password: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        Server::serve(binary, dir, settings, new_password())
+    }
+
+    fn serve(binary: &Path, dir: &Path, settings: &[String], password: String) -> Result<Server> {
         let mut command = Command::new(binary);
         command.arg("serve").arg("--data-dir").arg(dir.join("data")).args(["--kv=127.0.0.1:0", "--admin=127.0.0.1:0"]);
-        command.args(settings.iter().flat_map(|pair| ["--set", pair])).env("SETTEE_PASSWORD", &password);
+        command.args(settings.iter().flat_map(|pair| ["--set", pair]));
+        Server::launch(command, binary, dir, password, None)
+    }
+
+    /// Ends it in order and starts it again on what it left.
+    ///
+    /// # Errors
+    /// As of [`Server::settee`].
+    pub fn restart(mut self, binary: &Path, settings: &[String]) -> Result<Server> {
+        self.child.signal = Some("TERM");
+        let (dir, password) = (self.dir.clone(), self.identity.password.clone());
+        drop(self);
+        Server::serve(binary, &dir, settings, password)
+    }
+
+    /// Starts `binary cluster-run`: its `target` is the first node, and every node is in the map that it tells.
+    ///
+    /// # Errors
+    /// As of [`Server::settee`].
+    pub fn cluster(binary: &Path, dir: &Path, shape: Shape, settings: &[String]) -> Result<Server> {
+        let Shape { nodes, replicas, vbuckets } = shape;
+        let mut command = Command::new(binary);
+        command.args(["cluster-run", "--base-port=0", "--quota-mb=1024", "--data-dir"]).arg(dir.join("data"));
+        command.args([format!("--nodes={nodes}"), format!("--replicas={replicas}"), format!("--vbuckets={vbuckets}")]);
+        command.args(settings.iter().flat_map(|pair| ["--set", pair]));
+        // It ends its nodes when asked; killed, it would leave them to end by themselves.
+        Server::launch(command, binary, dir, new_password(), Some("TERM"))
+    }
+
+    /// Starts what prints a line `ready kv=ADDRESS…` when it serves.
+    fn launch(
+        mut command: Command,
+        binary: &Path,
+        dir: &Path,
+        password: String,
+        signal: Option<&'static str>,
+    ) -> Result<Server> {
+        command.env("SETTEE_PASSWORD", &password);
         let log = dir.join("log");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(fs::File::create(&log)?);
         let mut child = command.spawn().with_context(|| format!("cannot start {}", binary.display()))?;
         let stdout = child.stdout.take().map(BufReader::new);
-        let mut child = Owned { child, signal: None, _stdout: stdout };
-        let mut line = String::new();
-        if let Some(stdout) = &mut child._stdout {
-            stdout.read_line(&mut line)?;
-        }
-        let address = line.strip_prefix("ready ").and_then(|rest| rest.split(' ').find_map(|w| w.strip_prefix("kv=")));
-        let Some(address) = address else {
+        let mut child = Owned { child, signal, stdout };
+        let Some(address) = child.address()? else {
             let said = fs::read_to_string(&log).unwrap_or_default();
             bail!("settee did not start: {}", said.trim_end().lines().last().unwrap_or("it said nothing"));
         };
         Ok(Server {
-            target: Target { kind: Kind::Couchbase, address: address.to_owned(), path: "default".to_owned() },
+            target: Target { kind: Kind::Couchbase, address, path: "default".to_owned() },
             identity: Identity { user: "Administrator".to_owned(), password },
             version: version(binary)?,
             dir: dir.to_owned(),
@@ -139,7 +180,7 @@ impl Server {
         command.current_dir(dir).stdin(Stdio::null());
         command.stdout(fs::File::create(&log)?).stderr(fs::File::options().append(true).open(&log)?);
         let child = command.spawn().with_context(|| format!("cannot start {}", binary.display()))?;
-        let mut child = Owned { child, signal, _stdout: None };
+        let mut child = Owned { child, signal, stdout: None };
         let target = Target { kind, address: format!("127.0.0.1:{port}"), path: String::new() };
         let identity = Identity::default();
         child.wait_until(|| answers(&target)).with_context(|| {
@@ -147,6 +188,11 @@ impl Server {
             format!("{program} did not start: {}", said.trim_end().lines().last().unwrap_or("it said nothing"))
         })?;
         Ok(Server { target, identity, version, dir: dir.to_owned(), child })
+    }
+
+    /// Where its files are.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     pub fn usage(&self) -> Option<Usage> {
@@ -165,7 +211,26 @@ impl Server {
     }
 }
 
+fn new_password() -> String {
+    let mut random = [0; 16];
+    env::os::env().rng.fill(&mut random);
+    random.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 impl Owned {
+    /// The first address of the line `ready kv=ADDRESS,…`. `None`: it ended without one.
+    fn address(&mut self) -> Result<Option<String>> {
+        let Some(stdout) = &mut self.stdout else { return Ok(None) };
+        let mut line = String::new();
+        while stdout.read_line(&mut line)? > 0 {
+            if let Some(address) = ready_address(&line) {
+                return Ok(Some(address.to_owned()));
+            }
+            line.clear();
+        }
+        Ok(None)
+    }
+
     fn wait_until(&mut self, ready: impl Fn() -> bool) -> Result<()> {
         let began = Instant::now();
         while !ready() {
@@ -197,6 +262,27 @@ impl Drop for Owned {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+fn ready_address(line: &str) -> Option<&str> {
+    let kv = line.strip_prefix("ready ")?.split_whitespace().find_map(|word| word.strip_prefix("kv="))?;
+    kv.split(',').next()
+}
+
+/// Waits until a server that was just filled has put away what it was given, as far as its processor time shows; reads
+/// would be measured beside that otherwise.
+pub fn settle(server: &Server) {
+    const LOOK: Duration = Duration::from_millis(200);
+    const LOOKS_MAX: usize = 50;
+    let mut before = server.usage();
+    for _ in 0..LOOKS_MAX {
+        thread::sleep(LOOK);
+        let now = server.usage();
+        match now.as_ref().zip(before.as_ref()).map(|(now, before)| now.since(before).cpu) {
+            Some(busy) if busy > LOOK / 10 => before = now,
+            _ => return,
+        }
     }
 }
 
@@ -305,10 +391,17 @@ mod tests {
     }
 
     #[test]
+    fn a_server_is_where_it_says_and_a_cluster_where_its_first_node_is() {
+        assert_eq!(ready_address("ready pid=3 kv=127.0.0.1:7 admin=127.0.0.1:8\n"), Some("127.0.0.1:7"));
+        assert_eq!(ready_address("ready kv=127.0.0.1:7,127.0.0.1:9 admin=x\n"), Some("127.0.0.1:7"));
+        assert_eq!(ready_address("node kv=127.0.0.1:7 admin=x pid=3\n"), None);
+    }
+
+    #[test]
     fn a_child_ends_with_its_owner() {
         let child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = child.id();
-        drop(Owned { child, signal: Some("TERM"), _stdout: None });
+        drop(Owned { child, signal: Some("TERM"), stdout: None });
         assert!(process::usage_of_family(pid).is_none());
     }
 }

@@ -86,10 +86,14 @@ impl Picker {
     }
 }
 
-/// `key-` and ten digits: 14 bytes.
+/// Bytes of every key.
+pub const KEY_BYTES: usize = 14;
+
+/// `key-` and ten digits.
 fn write_key(n: u64, key: &mut Vec<u8>) {
     key.clear();
-    key.extend_from_slice(b"key-0000000000");
+    const ZERO: &[u8; KEY_BYTES] = b"key-0000000000";
+    key.extend_from_slice(ZERO);
     let mut rest = n;
     for digit in key[4..].iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;

@@ -170,6 +170,22 @@ fn an_open_loop_keeps_its_rate_and_its_number() {
     assert_eq!(outcome.tally.sent_late.count(), 1_000);
 }
 
+#[test]
+fn what_an_open_loop_could_not_begin_counts_as_unanswered() {
+    let server = Server::start();
+    // One request at a time, and a moment every 100 ns.
+    let load = Load {
+        clients: 1,
+        depth: 1,
+        threads: 1,
+        rate: Some(1e7),
+        until: Until::For(Duration::from_millis(50)),
+        ..ops(0)
+    };
+    let tally = server.run(None, &load).tally;
+    assert!(tally.unfinished > tally.ops, "{} and {}", tally.unfinished, tally.ops);
+}
+
 /// Two servers that have every other vBucket each.
 fn pair() -> [Server; 2] {
     let pair = [Server::start(), Server::start()];

@@ -54,7 +54,7 @@ pub use passive::AckNudge;
 pub use replica::{ApplyError, Change, Given, ResumePoint, SnapshotMarker};
 pub use roles::Role;
 pub use rollback::RolledBack;
-pub use stats::{KeyState, MemoryParts, ObserveSeqno, Observed};
+pub use stats::{KeyState, MemoryParts, ObserveSeqno, Observed, UnderWay};
 pub use value::{SYSTEM_XATTR_BYTES_MAX, VALUE_BYTES_MAX};
 pub use vbucket::VBucket;
 pub use warm_up::{Recovered, WarmUpProgress};

@@ -55,6 +55,16 @@ const VBUCKET_RECORD_BYTES: usize = 320;
 
 type Lines = Vec<(String, String)>;
 
+/// See [`Bucket::sync_writes_under_way`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnderWay {
+    pub sync_writes: u64,
+    /// Age of the oldest, in milliseconds.
+    pub oldest_ms: u64,
+    /// The most seqnos that a replica's acknowledgement is behind the last one.
+    pub acks_behind: u64,
+}
+
 impl Bucket {
     /// How far the newest committed version of a key has come. Tombstones already forgotten are not found. Reads the file
     /// on this thread if the key may be only there.
@@ -171,6 +181,15 @@ impl Bucket {
         out
     }
 
+    /// The sync writes that wait for their nodes.
+    pub fn sync_writes_under_way(&self) -> UnderWay {
+        UnderWay {
+            sync_writes: self.vbuckets.iter().map(|vb| vb.sync_writes() as u64).sum(),
+            oldest_ms: self.vbuckets.iter().filter_map(|vb| self.oldest_prepare_ms(vb)).max().unwrap_or(0),
+            acks_behind: self.vbuckets.iter().map(VBucket::acks_behind).max().unwrap_or(0),
+        }
+    }
+
     fn general(&self) -> Lines {
         let in_state = |state| self.vbuckets.iter().filter(|vb| vb.state() == state).count();
         let total = |count: fn(&Counts) -> i64| self.total(count).to_string();
@@ -189,6 +208,8 @@ impl Bucket {
         put("ep_item_eviction_policy", self.eviction_name().into());
         put("ep_max_ttl", rules.max_ttl_s.to_string());
         put("ep_durability_min_level", rules.min_durability.map_or("none", Level::name).into());
+        put("ep_compression_mode", rules.compression.name().into());
+        put("ep_flushall_enabled", self.spec().flush_enabled.to_string());
         put("ep_degraded_mode", "0".into());
         put("ep_bucket_type", "persistent".into());
         put("ep_num_non_resident", self.items().saturating_sub(self.resident_items()).to_string());
@@ -196,9 +217,7 @@ impl Bucket {
         put("ep_items_with_expiry", total(|c| c.expiring.load(Relaxed)));
         put("ep_sync_writes_pending", total(|c| c.prepares.load(Relaxed)));
         let (commits, aborts) = (counters.commits.get(), counters.aborts.get());
-        let in_flight: u64 = self.vbuckets.iter().map(|vb| vb.sync_writes() as u64).sum();
-        let oldest_ms = self.vbuckets.iter().filter_map(|vb| self.oldest_prepare_ms(vb)).max().unwrap_or(0);
-        let behind = self.vbuckets.iter().map(VBucket::acks_behind).max().unwrap_or(0);
+        let UnderWay { sync_writes: in_flight, oldest_ms, acks_behind: behind } = self.sync_writes_under_way();
         put("ep_sync_writes_in_flight", in_flight.to_string());
         put("ep_sync_writes_accepted", (commits + aborts + in_flight).to_string());
         put("ep_sync_write_oldest_ms", oldest_ms.to_string());

@@ -59,6 +59,17 @@ pub enum Compression {
     Active,
 }
 
+impl Compression {
+    /// As settings and statistics call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Compression::Off => "off",
+            Compression::Passive => "passive",
+            Compression::Active => "active",
+        }
+    }
+}
+
 /// What leaves memory when it is short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -33,7 +33,7 @@ use wire::dcp::{
 use wire::{Close, Feature, FeatureSet, Frame, FrameReader, Next, Opcode, Reply, Side, Status};
 
 use crate::inbox::{Inbox, Wake};
-use crate::stats::{DCP_CONSUMERS, DCP_ITEMS_RECEIVED, DCP_ROLLBACKS_DONE, DCP_STREAMS_RESTED};
+use crate::stats::{DCP_CONSUMERS, DCP_ITEMS_RECEIVED, DCP_ROLLBACKS_DONE, DCP_STREAMS_RESTARTED};
 use crate::takeover;
 
 /// What the peer may send before we say that we have dealt with some of it.
@@ -126,6 +126,8 @@ pub struct ConsumerFace {
     pub following: AtomicU64,
     pub items: AtomicU64,
     pub bytes: AtomicU64,
+    /// How often a stream ended or was refused, and was begun anew.
+    pub restarts: AtomicU64,
 }
 
 /// See the module.
@@ -358,7 +360,8 @@ impl Consumer {
         stream.failures += 1;
         let took_over = std::mem::take(&mut stream.takes_over);
         self.put(vb, Place::Resting { until: now + pause });
-        DCP_STREAMS_RESTED.inc();
+        DCP_STREAMS_RESTARTED.inc();
+        self.face.restarts.fetch_add(1, Relaxed);
         if took_over {
             self.bucket.end_takeover(vb, why);
         }

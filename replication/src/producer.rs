@@ -144,7 +144,11 @@ impl Producer {
             Control::EndOnClose(on) => self.terms.end_on_close = on,
             Control::DeletedUserXattrs(on) => self.terms.deleted_user_xattrs = on,
             Control::MarkerVersion(version) => self.terms.marker_version = version,
-            Control::Consumer(name) => self.terms.consumer = Some(name),
+            Control::Consumer(name) => {
+                // The first one counts; nobody says two.
+                let _ = self.face.replica.set(name.clone());
+                self.terms.consumer = Some(name);
+            }
             Control::NewStatuses(on) => self.terms.new_statuses = on,
             Control::Hint => {}
         }

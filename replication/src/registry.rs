@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use engine::Bucket;
 use types::rank::{Mutex, Rank};
@@ -105,6 +105,8 @@ pub struct Face {
     pub(crate) unacked_bytes: AtomicU64,
     pub(crate) room_bytes: AtomicU64,
     pub(crate) bytes_sent: AtomicU64,
+    /// The node whose replicas it is for, if it is.
+    pub(crate) replica: OnceLock<String>,
     pub(crate) streams: Mutex<BTreeMap<StreamNumber, Arc<StreamFace>>>,
 }
 
@@ -118,6 +120,7 @@ impl Face {
             unacked_bytes: AtomicU64::new(0),
             room_bytes: AtomicU64::new(0),
             bytes_sent: AtomicU64::new(0),
+            replica: OnceLock::new(),
             streams: Mutex::ranked(Rank::RunQueue, BTreeMap::new()),
         }
     }
@@ -199,6 +202,17 @@ impl Registry {
             }
         }
         totals
+    }
+
+    /// How many seqnos each node that has replicas of the bucket has yet to be sent.
+    pub fn replica_lag(&self, bucket: &Bucket) -> BTreeMap<String, u64> {
+        let mut lag = BTreeMap::new();
+        for producer in self.of_bucket(bucket.name()) {
+            let Some(node) = producer.replica.get() else { continue };
+            let left = producer.streams().iter().map(|stream| stream.items_left(bucket)).sum::<u64>();
+            *lag.entry(node.clone()).or_default() += left;
+        }
+        lag
     }
 
     /// Those of a bucket, in order of name.

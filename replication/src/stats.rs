@@ -24,7 +24,7 @@ metrics::metrics! {
     /// Changes that replicas here took from other nodes.
     pub static DCP_ITEMS_RECEIVED: Counter = "dcp_items_received";
     /// Times that the stream of a replica here ended or was refused, and was begun anew after a pause.
-    pub static DCP_STREAMS_RESTED: Counter = "dcp_streams_rested";
+    pub static DCP_STREAMS_RESTARTED: Counter = "dcp_streams_restarted";
     /// Times that a replica here went back to an earlier state.
     pub static DCP_ROLLBACKS_DONE: Counter = "dcp_rollbacks_done";
 }

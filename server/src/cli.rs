@@ -108,7 +108,7 @@ pub struct Target {
     pub data_dir: PathBuf,
 }
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct ClusterRun {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub nodes: u16,
@@ -144,23 +144,62 @@ pub struct ClusterRun {
 pub enum Cluster {
     /// Nodes, whether they answer, how many vBuckets they have and how far their replicas are behind
     Status {
-        #[arg(long, default_value = "default")]
-        bucket: String,
         /// Print one JSON object
         #[arg(long)]
         json: bool,
         #[command(flatten)]
-        target: Target,
+        target: ClusterTarget,
     },
     /// Take a dead node out of the map: of each vBucket that was active there, the replica that is furthest takes over
     Failover {
         /// Key-value address of the node
         node: String,
-        #[arg(long, default_value = "default")]
-        bucket: String,
         #[command(flatten)]
-        target: Target,
+        target: ClusterTarget,
     },
+    /// Put one more node in the map, without vBuckets: one that runs, or one that `settee cluster-run` starts
+    Add {
+        /// Key-value address of a server with the same user and password; without it the running `settee cluster-run` of --data-dir
+        /// starts one
+        node: Option<String>,
+        #[command(flatten)]
+        target: ClusterTarget,
+    },
+    /// Move everything away from a node, and take it out of the map; run it again if it was interrupted
+    Remove {
+        /// Key-value address of the node
+        node: String,
+        #[command(flatten)]
+        target: ClusterTarget,
+    },
+    /// Spread actives and replicas evenly over the nodes while they are used; run it again if it was interrupted
+    Rebalance {
+        #[command(flatten)]
+        target: ClusterTarget,
+    },
+}
+
+/// How to reach the nodes of a cluster. The password is taken from SETTEE_PASSWORD, --password-file, or the data directory.
+#[derive(Args, Clone)]
+pub struct ClusterTarget {
+    /// Key-value address of a node that is up [default: one that `settee cluster-run` started in --data-dir, else 127.0.0.1:11210]
+    #[arg(long, value_name = "ADDR")]
+    pub kv: Option<String>,
+    #[arg(long, default_value = "Administrator")]
+    pub user: String,
+    /// File whose first line is the password
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// The directory of `settee cluster-run`, or a server's data directory, for the password generated there
+    #[arg(long, value_name = "DIR", default_value = "./settee-cluster")]
+    pub data_dir: PathBuf,
+    #[arg(long, default_value = "default")]
+    pub bucket: String,
+}
+
+impl ClusterTarget {
+    /// Where a server is if nobody says.
+    pub const KV: &str = "127.0.0.1:11210";
 }
 
 #[derive(Args)]

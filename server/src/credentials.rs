@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 const VARIABLE: &str = "SETTEE_PASSWORD";
+/// Where a server keeps everything if nobody says.
+const SERVER_DIR: &str = "./settee-data";
 
 /// The generated password, readable by its owner only.
 pub fn file_in(data_dir: &Path) -> PathBuf {
@@ -39,6 +41,14 @@ pub fn for_tool(password_file: Option<&Path>, data_dir: &Path) -> Result<String>
         "no password: set {VARIABLE}, or give --password-file, or --data-dir of the server (there is no {})",
         generated.display()
     )
+}
+
+/// As [`for_tool`], for several nodes: the directory of a single server counts too, if it is where such a server puts it by itself.
+pub fn for_cluster_tool(password_file: Option<&Path>, data_dir: &Path) -> Result<String> {
+    for_tool(password_file, data_dir).or_else(|error| match file_in(Path::new(SERVER_DIR)).exists() {
+        true => for_tool(None, Path::new(SERVER_DIR)),
+        false => Err(error),
+    })
 }
 
 /// Makes a password and stores it where only its owner can read it.

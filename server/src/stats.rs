@@ -274,7 +274,7 @@ fn process_families(began: Instant) -> [Family; 3] {
 /// Numbers of each bucket. The engine is held weakly: statistics do not keep it alive.
 fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
     type Read = fn(&engine::Bucket) -> i64;
-    let rows: [(&'static str, &'static str, Read); 12] = [
+    let rows: [(&'static str, &'static str, Read); 15] = [
         ("bucket_items", "Live documents.", |b| b.items() as i64),
         ("bucket_memory_used_bytes", "Memory charged to the bucket.", |b| b.memory_used() as i64),
         ("bucket_quota_bytes", "Memory the bucket may use.", |b| b.quota_bytes() as i64),
@@ -297,6 +297,15 @@ fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
         }),
         ("bucket_warm_up_vbuckets_loaded", "vBuckets loaded since the start.", |b| {
             b.warm_up_progress().vbuckets_loaded as i64
+        }),
+        ("bucket_sync_writes_in_flight", "Durable writes that wait for their nodes.", |b| {
+            b.sync_writes_under_way().sync_writes as i64
+        }),
+        ("bucket_sync_write_oldest_milliseconds", "Age of the oldest of them.", |b| {
+            b.sync_writes_under_way().oldest_ms as i64
+        }),
+        ("bucket_replica_acks_behind_max", "Most seqnos that a replica's word is behind the last of them.", |b| {
+            b.sync_writes_under_way().acks_behind as i64
         }),
         ("bucket_warm_up_keys", "Documents read since the start by loading.", |b| b.warm_up_progress().keys as i64),
     ];
@@ -321,16 +330,28 @@ fn stream_families(engine: &Arc<engine::Engine>, streams: &Arc<replication::Regi
         ("bucket_dcp_backfill_remaining", "Entries of files that streams have yet to read.", |t| t.backfill_left),
         ("bucket_dcp_unacked_bytes", "Bytes sent to consumers that they have not acknowledged.", |t| t.unacked_bytes),
     ];
-    rows.into_iter()
-        .map(|(name, help, read)| {
-            let (engine, streams) = (Arc::downgrade(engine), Arc::clone(streams));
-            computed(name, help, Kind::Gauge, move |visit| {
-                for bucket in engine.upgrade().iter().flat_map(|engine| engine.list()) {
-                    visit(&[("bucket", bucket.name())], Value::Gauge(read(&streams.totals(&bucket)) as i64));
-                }
-            })
+    let totals = rows.into_iter().map(|(name, help, read)| {
+        let (engine, streams) = (Arc::downgrade(engine), Arc::clone(streams));
+        computed(name, help, Kind::Gauge, move |visit| {
+            for bucket in engine.upgrade().iter().flat_map(|engine| engine.list()) {
+                visit(&[("bucket", bucket.name())], Value::Gauge(read(&streams.totals(&bucket)) as i64));
+            }
         })
-        .collect()
+    });
+    let (engine, streams) = (Arc::downgrade(engine), Arc::clone(streams));
+    let lag = computed(
+        "bucket_replica_lag",
+        "Seqnos that a node's replicas have yet to be sent, of what is active here.",
+        Kind::Gauge,
+        move |visit| {
+            for bucket in engine.upgrade().iter().flat_map(|engine| engine.list()) {
+                for (node, behind) in streams.replica_lag(&bucket) {
+                    visit(&[("bucket", bucket.name()), ("node", &node)], Value::Gauge(behind as i64));
+                }
+            }
+        },
+    );
+    totals.chain([lag]).collect()
 }
 
 #[cfg(test)]

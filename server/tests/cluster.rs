@@ -4,83 +4,17 @@
 mod harness;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
-use harness::{Connection, Serve, Server, directory, run};
+use harness::nodes::{Nodes, chains, log_in};
+use harness::{Connection, Serve, directory, run};
 use types::Level;
 use wire::client::{RequestFrame, store_extras};
 use wire::{Opcode, Status, frame_info};
 
 const LEVELS: [Level; 3] = [Level::Majority, Level::MajorityAndPersistActive, Level::PersistMajority];
 const VBUCKETS: u16 = 8;
-
-/// A running `settee cluster-run`; its nodes end with it.
-struct Nodes {
-    server: Server,
-    kv: Vec<String>,
-    pids: BTreeMap<String, String>,
-}
-
-impl Nodes {
-    fn start(dir: &Path, nodes: u16, replicas: u8) -> Nodes {
-        let server = Serve::cluster(dir)
-            .arg(format!("--nodes={nodes}"))
-            .arg(format!("--replicas={replicas}"))
-            .arg(format!("--vbuckets={VBUCKETS}"))
-            .arg("--base-port=0")
-            .start();
-        let kv = server.kv.split(',').map(str::to_owned).collect();
-        let word =
-            |line: &str, name| line.split_whitespace().find_map(|word| word.strip_prefix(name)).map(str::to_owned);
-        let nodes = server.said().lines().filter(|line| line.starts_with("node "));
-        let pids = nodes.filter_map(|line| Some((word(line, "kv=")?, word(line, "pid=")?))).collect();
-        Nodes { server, kv, pids }
-    }
-
-    fn signal(&self, node: &str, name: &str) {
-        let status =
-            Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", name]).arg(&self.pids[node]).status();
-        assert!(status.expect("sh starts").success());
-    }
-
-    /// SIGSTOP; returns when none of its threads runs any more.
-    fn stop_still(&self, node: &str) {
-        self.signal(node, "STOP");
-        let tasks = format!("/proc/{}/task", self.pids[node]);
-        let is_still = |task: std::io::Result<std::fs::DirEntry>| {
-            let stat = std::fs::read_to_string(task.expect("a task").path().join("stat")).expect("its state");
-            stat.rsplit_once(") ").expect("its name comes before").1.starts_with('T')
-        };
-        while !std::fs::read_dir(&tasks).expect("it runs").all(is_still) {
-            std::thread::yield_now();
-        }
-    }
-
-    /// SIGKILL; returns when it is gone.
-    fn kill(&self, node: &str) {
-        self.signal(node, "KILL");
-        while Connection::open(node).is_ok() {}
-    }
-
-    fn client(&self, node: &str) -> Connection {
-        log_in(node)
-    }
-
-    fn status(&self, node: &str) -> serde_json::Value {
-        let ended = run(&["cluster", "status", "--json", "--kv", node]);
-        serde_json::from_str(ended.fine()).expect("one JSON object")
-    }
-
-    fn fail_over(&self, gone: &str, through: &str) {
-        run(&["cluster", "failover", gone, "--kv", through]).fine();
-    }
-}
-
-fn log_in(node: &str) -> Connection {
-    Connection::log_in(node, "default", harness::connection::FEATURES).expect("a client may log in")
-}
 
 /// A write of a level with a time limit of its own.
 fn set_within(client: &mut Connection, vb: u16, key: &str, value: &str, timeout_ms: u16) -> Status {
@@ -97,17 +31,10 @@ fn set_within(client: &mut Connection, vb: u16, key: &str, value: &str, timeout_
     client.call(&request).expect("an answer").status
 }
 
-/// The nodes each vBucket is on, active first, as a node says.
-fn chains(client: &mut Connection) -> Vec<Vec<i64>> {
-    let reply = client.call(&RequestFrame::new(Opcode::GetClusterConfig)).expect("an answer");
-    let config: serde_json::Value = serde_json::from_slice(&reply.value).expect("JSON");
-    serde_json::from_value(config["vBucketServerMap"]["vBucketMap"].clone()).expect("rows of numbers")
-}
-
 #[test]
 fn two_nodes_acknowledge_by_majority_and_one_survives_the_other() {
     let dir = directory();
-    let nodes = Nodes::start(dir.path(), 2, 1);
+    let nodes = Nodes::start(dir.path(), 2, 1, VBUCKETS);
     let [first, second] = [&nodes.kv[0], &nodes.kv[1]];
     let (mut a, mut b) = (nodes.client(first), nodes.client(second));
     let chains = chains(&mut a);
@@ -176,7 +103,7 @@ fn kill_the_active_under_load(count: u16, replicas: u8) {
     const CLIENTS: usize = 8;
     const ACKNOWLEDGED: usize = 600;
     let dir = directory();
-    let nodes = Nodes::start(dir.path(), count, replicas);
+    let nodes = Nodes::start(dir.path(), count, replicas, VBUCKETS);
     let [first, second] = [&nodes.kv[0], &nodes.kv[1]];
     let chains = chains(&mut nodes.client(first));
     let mine: Vec<u16> = (0..VBUCKETS).filter(|vb| chains[usize::from(*vb)][0] == 0).collect();
@@ -210,7 +137,7 @@ fn kill_the_active_under_load(count: u16, replicas: u8) {
         clients.into_iter().map(|client| client.join().expect("no panic")).collect()
     });
     nodes.fail_over(first, second);
-    let rows = crate::chains(&mut nodes.client(second));
+    let rows = harness::nodes::chains(&mut nodes.client(second));
     let mut survivors: Vec<Connection> = nodes.kv[1..].iter().map(|node| nodes.client(node)).collect();
     for (key, (vb, n)) in &acknowledged {
         let survivor = &mut survivors[rows[usize::from(*vb)][0] as usize];
@@ -230,7 +157,7 @@ fn kill_the_active_under_load(count: u16, replicas: u8) {
 #[test]
 fn while_the_replica_is_stopped_a_durable_write_is_ambiguous_and_then_goes_on() {
     let dir = directory();
-    let nodes = Nodes::start(dir.path(), 2, 1);
+    let nodes = Nodes::start(dir.path(), 2, 1, VBUCKETS);
     let [first, second] = [&nodes.kv[0], &nodes.kv[1]];
     let mut a = nodes.client(first);
     assert_eq!(a.set(0, "k", b"1", Some(Level::Majority)).expect("an answer").status, Status::Success);
@@ -248,7 +175,7 @@ fn while_the_replica_is_stopped_a_durable_write_is_ambiguous_and_then_goes_on() 
 #[test]
 fn three_nodes_go_on_without_one() {
     let dir = directory();
-    let nodes = Nodes::start(dir.path(), 3, 2);
+    let nodes = Nodes::start(dir.path(), 3, 2, VBUCKETS);
     let mut clients: Vec<Connection> = nodes.kv.iter().map(|node| nodes.client(node)).collect();
     let before = chains(&mut clients[0]);
     for n in 0..30u16 {

@@ -220,7 +220,7 @@ impl Connections {
         outcome.latencies.fields(&mut row);
         row.insert("longest_gap_us".into(), json!(tenths(outcome.longest_gap_ns as f64 / 1e3)));
         let per_op = |cpu: Duration| json!(tenths(cpu.as_secs_f64() * 1e6 / outcome.completed.max(1) as f64));
-        if let Some(used) = outcome.server {
+        if let Some(used) = &outcome.server {
             row.insert("cpu_us_per_op".into(), per_op(used.cpu));
             row.insert("client_cpu_us_per_op".into(), per_op(outcome.client_cpu));
         }

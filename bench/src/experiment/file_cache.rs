@@ -1,16 +1,19 @@
 //! What a durable write costs when each vBucket's file is committed by itself, with and without opening it anew, and
-//! when one log is synced for all.
+//! when one log is synced for all. And what it costs when a second node has to have it too.
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
+use serde_json::json;
 use types::Level;
 
 use super::{Bench, Common, Story};
-use crate::load::{self, Load, Until, Watch};
+use crate::load::{Load, Until};
+use crate::machine;
 use crate::report::{self, Ratio};
-use crate::servers::Server;
+use crate::servers::{Server, Shape};
+use crate::tally::tenths;
 use crate::workload::{Order, Workload};
 
 #[derive(Args, Debug)]
@@ -25,11 +28,19 @@ pub struct FileCache {
     /// vBuckets the writes are spread over: a power of two up to 1024
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1024))]
     vbuckets: u32,
+    /// Compare one node with so many, each with a commit log
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8))]
+    nodes: u16,
+    /// Copies of each vBucket beside the active one, where there is more than one node
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
+    replicas: u8,
     /// Event loops of the load generator
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
 }
 
+/// Syncs of the disk by itself, before a row and again after it.
+const PROBE_SYNCS: usize = 500;
 const DURABLE: Option<Level> = Some(Level::PersistMajority);
 
 /// Row, durability of the writes, settings of the server.
@@ -42,6 +53,9 @@ const CASES: &[(&str, Option<Level>, &[&str])] = &[
 
 impl FileCache {
     pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Story> {
+        if self.nodes > 1 {
+            return self.run_clusters(bench);
+        }
         let time = self.common.seconds(20.0, 4.0)?;
         let settee = self.common.settee()?;
         for round in 1..=self.common.rounds() {
@@ -78,24 +92,86 @@ impl FileCache {
         server: &Server,
         time: Duration,
     ) -> Result<report::Row> {
-        let load = Load {
+        // The first writes of each vBucket make its file.
+        let warmup = Duration::from_secs(if self.common.quick { 2 } else { 5 });
+        let outcome = bench.drive(server, level, &Load { warmup, ..self.load(self.clients, time) })?;
+        Ok(report::row(name, self.clients, &outcome))
+    }
+
+    fn load(&self, clients: u32, time: Duration) -> Load {
+        Load {
             workload: Workload { value_bytes: self.value_size, set_pct: 100, keys: 100_000, order: Order::Random },
-            clients: self.clients,
+            clients,
             depth: 1,
             threads: self.threads,
-            // The first writes of each vBucket make its file.
-            warmup: Duration::from_secs(if self.common.quick { 2 } else { 5 }),
+            warmup: if self.common.quick { Duration::from_millis(200) } else { Duration::from_secs(2) },
             until: Until::For(time),
             rate: None,
             seed: 1,
-        };
-        let dialect = server.target.prepare(&server.identity, level)?;
-        let usage = || server.usage();
-        let outcome =
-            load::run(&server.target, &dialect, &load, &Watch { stop: bench.stop, usage: &usage, live: true })?;
-        if outcome.interrupted {
-            bail!("interrupted");
         }
-        Ok(report::row(name, self.clients, &outcome))
     }
+
+    /// One node, and several that replicate; each with many clients and with one, beside the disk's own time.
+    fn run_clusters(&self, bench: &mut Bench<'_>) -> Result<Story> {
+        let time = self.common.seconds(20.0, 4.0)?;
+        let settee = self.common.settee()?;
+        let shapes = [(1, 0), (self.nodes, self.replicas)];
+        for round in 1..=self.common.rounds() {
+            for (nodes, replicas) in shapes {
+                bench.check_stop()?;
+                let dir = bench.server_dir()?;
+                let shape = Shape { nodes, replicas, vbuckets: self.vbuckets };
+                bench.say(&format!("round {round}: {}", row_name(nodes, "")));
+                let cluster = match bench.start_cluster(&settee, dir.path(), shape) {
+                    Ok(cluster) => cluster,
+                    Err(error) => {
+                        bench.rows.skip(&row_name(nodes, ""), &format!("{error:#}"));
+                        continue;
+                    }
+                };
+                // One client first: beside the filing of what thousands wrote it would measure that.
+                for clients in [1, self.clients] {
+                    let name = row_name(nodes, &clients.to_string());
+                    bench.say(&name);
+                    match self.measure_beside_disk(bench, &name, &cluster, clients, time) {
+                        Ok(row) => bench.rows.push(row),
+                        Err(error) => bench.rows.skip(&name, &format!("{error:#}")),
+                    }
+                }
+            }
+        }
+        let over = |field, clients: u32| {
+            let name = |nodes| row_name(nodes, &clients.to_string());
+            Ratio::new(field, &name(self.nodes), &name(1))
+        };
+        let many = self.clients;
+        let ratios = vec![over("ops_per_s", many), over("mean_us", many), over("p999_us", many), over("mean_us", 1)];
+        Ok(Story { columns: report::LOAD_COLUMNS, ratios })
+    }
+
+    /// The disk's own time is measured half before and half after.
+    fn measure_beside_disk(
+        &self,
+        bench: &Bench<'_>,
+        name: &str,
+        cluster: &Server,
+        clients: u32,
+        time: Duration,
+    ) -> Result<report::Row> {
+        let probe = || machine::probe_sync(bench.scratch.path(), if self.common.quick { 100 } else { PROBE_SYNCS });
+        let mut disk = probe()?;
+        let outcome = bench.drive(cluster, DURABLE, &self.load(clients, time))?;
+        disk.add(&probe()?);
+        let mut row = report::row(name, clients, &outcome);
+        row.insert("fdatasync_mean_us".into(), json!(disk.mean_us()));
+        let times = outcome.tally.latencies.mean_us() / disk.mean_us().max(0.1);
+        row.insert("times_fdatasync".into(), json!(tenths(times)));
+        Ok(row)
+    }
+}
+
+/// `1-node/2000`, `2-nodes/1`.
+fn row_name(nodes: u16, clients: &str) -> String {
+    let nodes = if nodes == 1 { "1-node".to_owned() } else { format!("{nodes}-nodes") };
+    if clients.is_empty() { nodes } else { format!("{nodes}/{clients}") }
 }

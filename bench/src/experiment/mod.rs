@@ -2,23 +2,40 @@
 
 mod compaction_sync;
 mod connections;
+mod durable_wakes;
 mod file_cache;
 mod idle;
+mod memory;
 mod neighbours;
+mod overwrite;
 mod peers;
+mod vbuckets;
 mod wakeups;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use types::Level;
 
+use crate::load::{self, Load, Outcome, Until, Watch};
+use crate::observer::Observer;
 use crate::report::{Column, Ratio, Row};
+use crate::servers::{Server, Shape};
+use crate::workload::{Order, Workload};
 use crate::{machine, report};
+
+/// How long what was written may take to get into the vBuckets' files once nothing more comes.
+const FILING_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a cluster may take to do its first durable writes.
+const FIRST_WRITES_PATIENCE: Duration = Duration::from_secs(60);
+/// How often what is waited for is looked at.
+const LOOK: Duration = Duration::from_millis(200);
 
 #[derive(Subcommand, Debug)]
 pub enum Experiment {
@@ -34,6 +51,12 @@ pub enum Experiment {
     Idle(idle::Idle),
     /// Durable writes: files closed each time, kept open, or behind a commit log
     FileCache(file_cache::FileCache),
+    /// Durable and plain writes spread over 1, 64 and 1024 vBuckets
+    Vbuckets(vbuckets::Vbuckets),
+    /// The same documents written over and over, one durable write at a time
+    Overwrite(overwrite::Overwrite),
+    /// Bytes of memory a small document takes, here and on memcached and redis
+    Memory(memory::Memory),
     /// Durable writes beside four compactions: none, synced every 16 MiB, every 1 MiB, governed
     CompactionSync(compaction_sync::CompactionSync),
 }
@@ -118,6 +141,59 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// One load on a server, or a cluster, that is watched.
+    fn drive(&self, server: &Server, level: Option<Level>, load: &Load) -> Result<Outcome> {
+        let dialect = server.target.prepare(&server.identity, level)?;
+        let observer = Observer::new(&server.target, &dialect, server.dir())?;
+        let usage = || observer.usage();
+        let outcome = load::run(&server.target, &dialect, load, &Watch { stop: self.stop, usage: &usage, live: true })?;
+        if outcome.interrupted {
+            bail!("interrupted");
+        }
+        Ok(outcome)
+    }
+
+    /// A cluster whose replicas follow: the first writes, which wait for that and make files, are done.
+    fn start_cluster(&mut self, settee: &Path, dir: &Path, shape: Shape) -> Result<Server> {
+        let cluster = Server::cluster(settee, dir, shape, &[])?;
+        self.versions.insert("settee".to_owned(), cluster.version.clone());
+        let keys = u64::from(shape.vbuckets) * 8;
+        let load = Load {
+            workload: Workload { value_bytes: 16, set_pct: 100, keys, order: Order::Sequential },
+            clients: 64,
+            depth: 1,
+            threads: 1,
+            warmup: Duration::ZERO,
+            until: Until::OpsWithin(keys, FIRST_WRITES_PATIENCE),
+            rate: None,
+            seed: 1,
+        };
+        let outcome = self.drive(&cluster, Some(Level::PersistMajority), &load)?;
+        if outcome.tally.ops < keys {
+            bail!("of the first {keys} durable writes {} succeeded: {:?}", outcome.tally.ops, outcome.tally.errors);
+        }
+        self.say(&format!("{keys} first durable writes took {:.1} s", outcome.elapsed.as_secs_f64()));
+        Ok(cluster)
+    }
+
+    /// An observer of a server.
+    fn observe(&self, server: &Server) -> Result<Observer> {
+        Observer::new(&server.target, &server.target.prepare(&server.identity, None)?, server.dir())
+    }
+
+    /// Waits until what a server was given is in the vBuckets' files. False: it was not after a minute.
+    fn await_filed(&self, observer: &Observer) -> Result<bool> {
+        let began = Instant::now();
+        while observer.sum("unfiled_items").is_some_and(|items| items > 0) {
+            self.check_stop()?;
+            if began.elapsed() > FILING_PATIENCE {
+                return Ok(false);
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(true)
+    }
+
     fn say(&self, what: &str) {
         eprintln!("{what}");
     }
@@ -133,6 +209,9 @@ impl Experiment {
             Experiment::Idle(e) => ("idle", &e.common),
             Experiment::FileCache(e) => ("file-cache", &e.common),
             Experiment::CompactionSync(e) => ("compaction-sync", &e.common),
+            Experiment::Vbuckets(e) => ("vbuckets", &e.common),
+            Experiment::Overwrite(e) => ("overwrite", &e.common),
+            Experiment::Memory(e) => ("memory", &e.common),
         };
         if let Err(error) = env::os::raise_fd_limit() {
             eprintln!("cannot raise the limit of open files: {error}");
@@ -148,6 +227,9 @@ impl Experiment {
             Experiment::Idle(e) => e.run(&mut bench)?,
             Experiment::FileCache(e) => e.run(&mut bench)?,
             Experiment::CompactionSync(e) => e.run(&mut bench)?,
+            Experiment::Vbuckets(e) => e.run(&mut bench)?,
+            Experiment::Overwrite(e) => e.run(&mut bench)?,
+            Experiment::Memory(e) => e.run(&mut bench)?,
         };
         let mut machine = machine::describe(bench.scratch.path());
         machine["versions"] = json!(bench.versions);
@@ -205,8 +287,19 @@ impl Rows {
     /// One row a name: each number the median over the rounds, but for errors and the like, which are summed. A row
     /// that was skipped in one round is told by the others.
     fn medians(self) -> Vec<Row> {
-        const SUMS: &[&str] =
-            &["errors", "refused", "misses", "connections_lost", "unfinished", "close_wait", "lost", "above_10ms"];
+        const SUMS: &[&str] = &[
+            "errors",
+            "refused",
+            "misses",
+            "connections_lost",
+            "unfinished",
+            "close_wait",
+            "lost",
+            "turned_away",
+            "above_10ms",
+            "above_100ms",
+            "above_1s",
+        ];
         let median_of = |rounds: Vec<Row>| {
             let measured: Vec<&Row> = rounds.iter().filter(|row| !row.contains_key("skipped")).collect();
             let Some(first) = measured.first() else { return rounds[0].clone() };

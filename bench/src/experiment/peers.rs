@@ -10,7 +10,7 @@ use super::{Bench, Common, Story};
 use crate::kv::preload;
 use crate::load::{self, Load, Until, Watch};
 use crate::report::{self, Ratio};
-use crate::servers::{Peer, Server};
+use crate::servers::{Peer, Server, settle};
 use crate::workload::{Order, Workload};
 
 #[derive(Args, Debug)]
@@ -133,34 +133,13 @@ impl Peers {
             rate: None,
             seed: 1,
         };
-        let dialect = server.target.prepare(&server.identity, case.level)?;
         if first && case.set_pct < 100 {
+            let dialect = server.target.prepare(&server.identity, case.level)?;
             let watch = Watch { stop: bench.stop, usage: &|| None, live: false };
             load::run(&server.target, &dialect, &preload(&load), &watch)?;
             settle(server);
         }
-        let usage = || server.usage();
-        let outcome =
-            load::run(&server.target, &dialect, &load, &Watch { stop: bench.stop, usage: &usage, live: true })?;
-        if outcome.interrupted {
-            bail!("interrupted");
-        }
+        let outcome = bench.drive(server, case.level, &load)?;
         Ok(report::row(&format!("{}/{clients}", case.name), clients, &outcome))
-    }
-}
-
-/// Waits until a server that was just filled has put away what it was given, as far as its processor time shows; reads
-/// would be measured beside that otherwise.
-fn settle(server: &Server) {
-    const LOOK: Duration = Duration::from_millis(200);
-    const LOOKS_MAX: usize = 50;
-    let mut before = server.usage();
-    for _ in 0..LOOKS_MAX {
-        std::thread::sleep(LOOK);
-        let now = server.usage();
-        match now.zip(before).map(|(now, before)| now.since(&before).cpu) {
-            Some(busy) if busy > LOOK / 10 => before = now,
-            _ => return,
-        }
     }
 }

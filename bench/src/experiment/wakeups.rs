@@ -4,6 +4,8 @@
 //! and every fourth time next to nothing, so that the wake comes just as the worker lies down. That is the moment at
 //! which the old order of steps loses wakes, and at which the right one must not.
 //!
+//! With `--nodes` it is durable writes instead, on one node and on several: see [`DurableWakes`].
+//!
 //! A build with the feature `old-order` measures the whole scheduler in that order instead.
 
 use std::collections::VecDeque;
@@ -20,8 +22,10 @@ use parking_lot::Mutex;
 use scheduler::{Context, Next, PoolConfig, PoolKind, Pools, Stop, Task, TaskHandle};
 use serde_json::json;
 
+use super::durable_wakes::{self, DurableWakes};
 use super::{Bench, Common, Only, Story};
 use crate::report::{Column, Ratio, Row, us, whole};
+use crate::servers::Shape;
 use crate::tally::{Latencies, tenths};
 use crate::workload::Dice;
 
@@ -34,6 +38,15 @@ pub struct Wakeups {
     /// Wakes of each row [default: 100000, with --quick 5000]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     wakes: Option<u32>,
+    /// Durable writes on one node and on so many, instead of wakes of a task by itself
+    #[arg(long, value_parser = clap::value_parser!(u16).range(2..=8), conflicts_with = "wakes")]
+    nodes: Option<u16>,
+    /// Copies of each vBucket beside the active one, on several nodes
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=2))]
+    replicas: u8,
+    /// vBuckets the durable writes are spread over: a power of two up to 1024
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    vbuckets: u32,
 }
 
 /// The poll that kept the old order of steps from hanging for ever; as long as that of the scheduler it comes from.
@@ -80,6 +93,9 @@ const COLUMNS: &[Column] = &[
 
 impl Wakeups {
     pub(super) fn run(&self, bench: &mut Bench<'_>) -> Result<Story> {
+        if let Some(nodes) = self.nodes {
+            return self.run_durable(bench, nodes);
+        }
         let wakes = self.wakes.unwrap_or(if self.common.quick { 5_000 } else { 100_000 });
         // Lost wakes take two seconds each, so this is about the broken one.
         let patience = self.common.seconds(60.0, 10.0)?;
@@ -112,6 +128,21 @@ impl Wakeups {
             over("ops_per_s", "round-trips-16", "round-trips-1"),
         ];
         Ok(Story { columns: COLUMNS, ratios })
+    }
+}
+
+impl Wakeups {
+    fn run_durable(&self, bench: &mut Bench<'_>, nodes: u16) -> Result<Story> {
+        let (only, settee) = (&self.only, self.common.settee()?);
+        let time = self.common.seconds(20.0, 2.0)?;
+        let shape = Shape { nodes, replicas: self.replicas, vbuckets: self.vbuckets };
+        let wakes = DurableWakes { only, shape, time };
+        for round in 1..=self.common.rounds() {
+            bench.say(&format!("round {round}"));
+            wakes.run_round(bench, &settee)?;
+        }
+        let over = |row: &str| Ratio::new("mean_us", &format!("{nodes}-nodes/{row}"), &format!("1-node/{row}"));
+        Ok(Story { columns: durable_wakes::COLUMNS, ratios: durable_wakes::rows().map(over).collect() })
     }
 }
 

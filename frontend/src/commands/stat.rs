@@ -142,6 +142,7 @@ fn streams(shared: &Shared, selected: &Selected) -> Lines {
         put("connects", link.connects.load(Relaxed).to_string());
         put("vbuckets", link.wanted.load(Relaxed).to_string());
         put("following", link.consumer.following.load(Relaxed).to_string());
+        put("stream_restarts", link.consumer.restarts.load(Relaxed).to_string());
         put("items_received", link.consumer.items.load(Relaxed).to_string());
         put("bytes_received", link.consumer.bytes.load(Relaxed).to_string());
         put("trouble", link.trouble.lock().clone());

@@ -1,261 +1,212 @@
 //! Several nodes: `settee cluster-run` starts them on this machine, `settee cluster` looks at them and decides for them.
 //!
 //! ```text
-//!     layout ── map ──▶ coordinator ── SET_VBUCKET, SET_CLUSTER_CONFIG ──▶ nodes
+//!     layout ── map ──▶ coordinator ── SET_VBUCKET, SET_CLUSTER_CONFIG, takeovers ──▶ nodes
 //! ```
 //! This is the seam where one day a coordinator stands that agrees with others on the map before it gives it: it will use the
-//! same verbs.
+//! same verbs. Nothing is remembered here between two commands: the map says what is under way.
 
+mod control;
 mod coordinator;
 mod layout;
+mod members;
+mod moves;
 mod nodes;
+mod run;
+mod status;
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write;
-use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
-use coordinator::{Coordinator, Order};
-use frontend::cluster::{Map, Revision};
-use layout::Progress;
-use nodes::{Running, Start};
-use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use anyhow::{Context, Result, bail};
+use frontend::cluster::{Map, Node};
+use serde_json::Value;
 use types::VbState;
 use wire::client::RequestFrame;
 use wire::{Opcode, Status};
 
-use crate::cli::{Cluster, ClusterRun, Target};
+use crate::cli::{Cluster, ClusterTarget};
 use crate::credentials;
+use control::Ask;
+use coordinator::{Coordinator, Order};
 
-/// Starts nodes and stays until it is told to stop.
-pub fn run(options: &ClusterRun) -> Result<()> {
-    if usize::from(options.replicas) >= usize::from(options.nodes) && options.replicas > 0 {
-        eprintln!("settee: with {} nodes some of {} replicas have no place", options.nodes, options.replicas);
-    }
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGCHLD]).context("cannot listen for signals")?;
-    let dir = &options.data_dir;
-    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let coordinator =
-        Coordinator { user: options.user.clone(), password: password(options)?, bucket: options.bucket.clone() };
-    let mut nodes = Vec::new();
-    for number in 0..options.nodes {
-        let kv_port = if options.base_port == 0 { 0 } else { options.base_port + 2 * number };
-        let (user, password, settings) = (&*coordinator.user, &*coordinator.password, &*options.set);
-        let node = Start { dir, number, kv_port, user, password, settings }.run()?;
-        println!("node kv={} admin={} pid={}", node.kv, node.admin, node.pid());
-        nodes.push(node);
-    }
-    settle(options, &coordinator, &nodes)?;
-    let joined = |part: fn(&Running) -> &str| nodes.iter().map(part).collect::<Vec<_>>().join(",");
-    let (kv, admin) = (joined(|node| &node.kv), joined(|node| &node.admin));
-    println!("ready kv={kv} admin={admin} connect=couchbase://{kv} bucket={} user={}", options.bucket, options.user);
-    std::io::stdout().flush()?;
-    let mut is_told = vec![false; nodes.len()];
-    while signals.forever().next() == Some(SIGCHLD) {
-        for (node, is_told) in nodes.iter_mut().zip(&mut is_told) {
-            if let Some(status) = node.ended().filter(|_| !std::mem::replace(is_told, true)) {
-                eprintln!("settee: node {} ended with {status}; `settee cluster failover {}`", node.kv, node.kv);
-            }
-        }
-    }
-    nodes.iter_mut().for_each(Running::let_go);
-    for (node, is_told) in nodes.into_iter().zip(is_told) {
-        let name = node.kv.clone();
-        let status = node.wait()?;
-        if !is_told && !status.success() {
-            bail!("node {name} ended with {status}");
-        }
-    }
-    Ok(())
-}
-
-/// The password somebody chose, or the one of this directory, or a new one.
-fn password(options: &ClusterRun) -> Result<String> {
-    let dir = &options.data_dir;
-    if let Ok(password) = credentials::for_tool(options.password_file.as_deref(), dir) {
-        return Ok(password);
-    }
-    let password = credentials::generate(dir, &env::os::env())?;
-    let file = credentials::file_in(dir);
-    eprintln!("user {}, password {password}; it is kept in {}", options.user, file.display());
-    Ok(password)
-}
-
-/// At the first start the bucket is made and laid out; later the nodes know where their vBuckets are.
-fn settle(options: &ClusterRun, coordinator: &Coordinator, nodes: &[Running]) -> Result<()> {
-    let done = options.data_dir.join("laid-out");
-    if done.exists() {
-        return resume(coordinator, nodes);
-    }
-    for node in nodes {
-        create_bucket(options, coordinator, &node.kv)?;
-    }
-    let maps = nodes.iter().map(|node| coordinator.map(&node.kv)).collect::<Result<Vec<Map>>>()?;
-    let rev = maps.iter().map(|map| map.revision.rev).max().unwrap_or(0) + 1;
-    let first = maps.first().context("there is at least one node")?.clone();
-    let revision = Revision { rev, ..first.revision };
-    let chains = layout::even(nodes.len(), options.replicas, options.vbuckets);
-    // Each knows itself only.
-    let known = maps.into_iter().flat_map(|map| map.nodes).collect();
-    let map = Map { revision, replicas: options.replicas, nodes: known, chains, ..first };
-    coordinator.lay_out(&map)?;
-    mark(&done).with_context(|| format!("cannot write {}", done.display()))
-}
-
-/// The newest map counts. A node that is not in it was failed over and would take itself for active still: its vBuckets are made
-/// dead.
-fn resume(coordinator: &Coordinator, nodes: &[Running]) -> Result<()> {
-    let maps = nodes.iter().map(|node| coordinator.map(&node.kv)).collect::<Result<Vec<Map>>>()?;
-    let map = maps.into_iter().max_by_key(|map| map.revision).context("there is at least one node")?;
-    let named: Vec<String> = map.nodes.iter().map(|node| node.name()).collect();
-    if let Some(missing) = named.iter().find(|name| nodes.iter().all(|node| node.kv != **name)) {
-        bail!(
-            "the map names {missing}, which is none of these nodes; start with the nodes and ports of the first time"
-        );
-    }
-    let dead = |vb: usize| Order { vb: vb as u16, state: VbState::Dead, topology: None };
-    for node in nodes.iter().filter(|node| !named.contains(&node.kv)) {
-        coordinator.order(&node.kv, &(0..map.chains.len()).map(dead).collect::<Vec<_>>())?;
-        eprintln!(
-            "settee: node {} was failed over and serves nothing; start anew on an empty directory to use it",
-            node.kv
-        );
-    }
-    Ok(())
-}
-
-fn mark(path: &Path) -> std::io::Result<()> {
-    fs::File::create(path)?.sync_all()
-}
-
-fn create_bucket(options: &ClusterRun, coordinator: &Coordinator, node: &str) -> Result<()> {
-    let ClusterRun { bucket, replicas, vbuckets, quota_mb, .. } = options;
-    let spec =
-        format!("settee\0max_size={};replicas={replicas};max_vbuckets={vbuckets};flush_enabled=true", quota_mb << 20);
-    let request =
-        RequestFrame { key: bucket.as_bytes(), value: spec.as_bytes(), ..RequestFrame::new(Opcode::CreateBucket) };
-    let answer = coordinator.admin(node)?.call(&request)?;
-    // A start that was interrupted has made it already.
-    if answer.status != Status::KeyEexists {
-        answer.success().with_context(|| format!("cannot create bucket {bucket:?} on {node}"))?;
-    }
-    Ok(())
-}
+pub use run::run;
 
 /// `settee cluster …`
 pub fn command(command: &Cluster) -> Result<()> {
     match command {
-        Cluster::Status { bucket, json, target } => status(&coordinator(target, bucket)?, &target.kv, *json),
-        Cluster::Failover { node, bucket, target } => fail_over(&coordinator(target, bucket)?, &target.kv, node),
-    }
-}
-
-fn coordinator(target: &Target, bucket: &str) -> Result<Coordinator> {
-    let password = credentials::for_tool(target.password_file.as_deref(), &target.data_dir)?;
-    Ok(Coordinator { user: target.user.clone(), password, bucket: bucket.to_owned() })
-}
-
-/// One node, as `status` shows it.
-struct Seen {
-    active: BTreeMap<u16, u64>,
-    replica: BTreeMap<u16, u64>,
-}
-
-fn look(coordinator: &Coordinator, node: &str) -> Result<Seen> {
-    let mut client = coordinator.client(node)?;
-    let mut of = |state| -> Result<BTreeMap<u16, u64>> {
-        Ok(coordinator::seqnos(&mut client, Some(state))?.into_iter().map(|(vb, seqno)| (vb.0, seqno.0)).collect())
-    };
-    Ok(Seen { active: of(VbState::Active)?, replica: of(VbState::Replica)? })
-}
-
-fn status(coordinator: &Coordinator, from: &str, json: bool) -> Result<()> {
-    let map = coordinator.map(from)?;
-    let names: Vec<String> = map.nodes.iter().map(|node| node.name()).collect();
-    let seen: Vec<Result<Seen>> = names.iter().map(|name| look(coordinator, name)).collect();
-    // Where a vBucket is active, as the map says: an old active may still be up.
-    let high = |vb: u16| {
-        let at = map.chains.get(usize::from(vb))?[0]?;
-        seen.get(at)?.as_ref().ok()?.active.get(&vb).copied()
-    };
-    let mut rows = Vec::new();
-    for (name, seen) in names.iter().zip(&seen) {
-        rows.push(match seen {
-            Ok(seen) => {
-                let lag = seen.replica.iter().map(|(vb, here)| high(*vb).map_or(0, |high| high.saturating_sub(*here)));
-                let (active, replica, behind) = (seen.active.len(), seen.replica.len(), lag.sum::<u64>());
-                serde_json::json!({"node": name, "state": "up", "active": active, "replica": replica, "behind": behind})
-            }
-            Err(error) => serde_json::json!({"node": name, "state": "down", "why": format!("{error:#}")}),
-        });
-    }
-    if json {
-        let revision = map.revision.rev;
-        println!(
-            "{}",
-            serde_json::json!({"bucket": map.bucket, "rev": revision, "replicas": map.replicas, "nodes": rows})
-        );
-        return Ok(());
-    }
-    println!(
-        "bucket {}, {} vBuckets, {} replicas, map {}",
-        map.bucket,
-        map.chains.len(),
-        map.replicas,
-        map.revision.rev
-    );
-    println!("{:<24} {:<6} {:>8} {:>8} {:>10}", "node", "state", "active", "replica", "behind");
-    for row in &rows {
-        let text = |name: &str| row[name].as_str().map_or_else(|| row[name].to_string(), str::to_owned);
-        match row["state"] == "up" {
-            true => println!(
-                "{:<24} {:<6} {:>8} {:>8} {:>10}",
-                text("node"),
-                text("state"),
-                text("active"),
-                text("replica"),
-                text("behind")
-            ),
-            false => println!("{:<24} {:<6} {}", text("node"), text("state"), text("why")),
+        Cluster::Status { json, target } => {
+            let (coordinator, from) = reach(target)?;
+            status::status(&coordinator, &from, *json)
         }
+        Cluster::Failover { node, target } => {
+            let (coordinator, from) = reach(target)?;
+            fail_over(&coordinator, &from, node)
+        }
+        Cluster::Add { node, target } => add(target, node.as_deref()),
+        Cluster::Remove { node, target } => remove(target, node),
+        Cluster::Rebalance { target } => {
+            let (coordinator, from) = reach(target)?;
+            let map = whole_map(&coordinator, &from)?;
+            rebalance(&coordinator, map, None).map(drop)
+        }
+    }
+}
+
+/// Who speaks, and a node to begin with.
+fn reach(target: &ClusterTarget) -> Result<(Coordinator, String)> {
+    let ClusterTarget { kv, user, password_file, data_dir, bucket } = target;
+    let password = credentials::for_cluster_tool(password_file.as_deref(), data_dir)?;
+    let from = kv.clone().or_else(|| run::any_node(data_dir)).unwrap_or_else(|| ClusterTarget::KV.to_owned());
+    Ok((Coordinator::new(user, password, bucket), from))
+}
+
+/// The newest map, without moves that somebody else began and did not end.
+fn whole_map(coordinator: &Coordinator, from: &str) -> Result<Map> {
+    let map = coordinator.settle(coordinator.newest_map(from, None)?, None)?;
+    let nowhere = map.chains.iter().filter(|chain| chain[0].is_none()).count();
+    if nowhere > 0 {
+        bail!("{nowhere} vBuckets are active nowhere: a failover was interrupted; run that again first");
+    }
+    Ok(map)
+}
+
+fn add(target: &ClusterTarget, node: Option<&str>) -> Result<()> {
+    let (coordinator, from) = reach(target)?;
+    let map = whole_map(&coordinator, &from)?;
+    let node = match node {
+        Some(node) => node.to_owned(),
+        None => control::ask(&target.data_dir, &Ask::Add)?,
+    };
+    let new = myself(&coordinator, &node)?;
+    let name = new.name();
+    if map.place_of(&name).is_some() {
+        bail!("{name} is in the map already");
+    }
+    let sibling = map.nodes.first().context("a map has a node")?.name();
+    create_bucket(&coordinator, &sibling, &name, &map)?;
+    // A new bucket takes itself for active everywhere; one that was removed may have copies still.
+    let dead = |vb| Order::passive(name.clone(), vb, VbState::Dead);
+    coordinator.order(&(0..map.chains.len() as u16).map(dead).collect::<Vec<_>>())?;
+    let rev = coordinator.map(&name)?.revision.rev;
+    let mut next = layout::successor(&map);
+    next.revision.rev = next.revision.rev.max(rev + 1);
+    next.nodes.push(new);
+    coordinator.give(&next)?;
+    println!("{name} is in the map {}; `settee cluster rebalance` gives it its share", next.revision.rev);
+    Ok(())
+}
+
+/// A node as it says itself that it is reached.
+fn myself(coordinator: &Coordinator, node: &str) -> Result<Node> {
+    let answer = coordinator.admin(node)?.call(&RequestFrame::new(Opcode::GetClusterConfig))?.success()?;
+    let config: Value = serde_json::from_slice(&answer.value).context("its configuration is no JSON")?;
+    let entry = &config["nodesExt"][0];
+    let port = |name: &str| entry["services"][name].as_u64().and_then(|port| u16::try_from(port).ok());
+    let dialled = node.rsplit_once(':').map_or(node, |(host, _)| host.trim_matches(['[', ']']));
+    let host = entry["hostname"].as_str().filter(|host| *host != "$HOST").unwrap_or(dialled).to_owned();
+    match (port("kv"), port("mgmt")) {
+        (Some(kv_port), Some(admin_port)) => Ok(Node { host, kv_port, admin_port }),
+        _ => bail!("{node} does not say its ports"),
+    }
+}
+
+/// Makes the bucket on a node as it is on another.
+fn create_bucket(coordinator: &Coordinator, like: &str, node: &str, map: &Map) -> Result<()> {
+    let stats = coordinator.with(like, |client| client.stats(""))?;
+    let of = |wanted: &str| {
+        let found = stats.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.clone());
+        found.with_context(|| format!("{like} does not say its {wanted}"))
+    };
+    let min_level = match &*of("ep_durability_min_level")? {
+        "majorityAndPersistActive" => "majority_and_persist_on_master",
+        "persistToMajority" => "persist_to_majority",
+        "majority" => "majority",
+        _ => "none",
+    };
+    let spec = format!(
+        "settee\0max_size={};replicas={};max_vbuckets={};item_eviction_policy={};max_ttl={};durability_min_level={min_level};\
+         compression_mode={};flush_enabled={}",
+        of("ep_max_size")?,
+        map.replicas,
+        map.chains.len(),
+        of("ep_item_eviction_policy")?,
+        of("ep_max_ttl")?,
+        of("ep_compression_mode")?,
+        of("ep_flushall_enabled")?,
+    );
+    let request =
+        RequestFrame { key: map.bucket.as_bytes(), value: spec.as_bytes(), ..RequestFrame::new(Opcode::CreateBucket) };
+    let answer = coordinator.admin(node)?.call(&request)?;
+    if answer.status != Status::KeyEexists {
+        answer.success().with_context(|| format!("cannot create bucket {:?} on {node}", map.bucket))?;
     }
     Ok(())
 }
 
-/// Takes a dead node out of the map; the replicas that are furthest take over.
-///
-/// It may be alive and out of reach only from here, and go on acknowledging what its replicas say they have. So these are told
-/// first to follow it no more: what they have when they are asked how far they are, is all that it was ever told. Whoever
-/// is interrupted between finds vBuckets without an active, and the same command goes on.
+fn remove(target: &ClusterTarget, node: &str) -> Result<()> {
+    let (coordinator, from) = reach(target)?;
+    let map = whole_map(&coordinator, &from)?;
+    let at = find(&map, node)?;
+    if map.nodes.len() == 1 {
+        bail!("{node} is the only node");
+    }
+    if map.nodes.len() <= usize::from(map.replicas) + 1 {
+        let (left, replicas) = (map.nodes.len() - 1, map.replicas);
+        eprintln!(
+            "settee: {left} nodes have no place for {replicas} replicas of each vBucket; durable writes may be impossible then"
+        );
+    }
+    let map = rebalance(&coordinator, map, Some(at))?;
+    let next = layout::without(&map, at).map_err(|left| anyhow::anyhow!("{node} still has vBuckets {left:?}"))?;
+    coordinator.give(&next)?;
+    // Last: from here on it turns everybody away, to the others.
+    coordinator.give_to(&next, node)?;
+    println!("{node} is out of the map, {}", next.revision.rev);
+    match control::ask(&target.data_dir, &Ask::Stop(node.to_owned())) {
+        Ok(_) => println!("{node} has stopped"),
+        Err(_) => println!("{node} still runs and has nothing; stop it when you like"),
+    }
+    Ok(())
+}
+
+/// Moves what has to be moved until everything is spread evenly, over all or all but one.
+fn rebalance(coordinator: &Coordinator, map: Map, leaves: Option<usize>) -> Result<Map> {
+    let goals = layout::balance(&map.chains, map.nodes.len(), leaves);
+    let map = coordinator.move_to(map, &goals, &|done, all| {
+        println!("{done} of {all} vBuckets moved");
+        let _ = std::io::stdout().flush();
+    })?;
+    coordinator.sweep(&map)?;
+    for (at, node) in map.nodes.iter().enumerate() {
+        let actives = map.chains.iter().filter(|chain| chain[0] == Some(at)).count();
+        let replicas = map.chains.iter().filter(|chain| chain[1..].contains(&Some(at))).count();
+        println!("{}: {actives} active, {replicas} replicas", node.name());
+    }
+    Ok(map)
+}
+
+fn find(map: &Map, node: &str) -> Result<usize> {
+    let names: Vec<String> = map.nodes.iter().map(Node::name).collect();
+    map.place_of(node)
+        .with_context(|| format!("{node} is none of {}; name it by its key-value address", names.join(", ")))
+}
+
+/// Takes a node that does not answer out of the map; the replicas that are furthest take over. Whoever is interrupted between finds
+/// vBuckets without an active, and the same command goes on.
 fn fail_over(coordinator: &Coordinator, from: &str, gone: &str) -> Result<()> {
-    let map = coordinator.map(from)?;
-    let names: Vec<String> = map.nodes.iter().map(|node| node.name()).collect();
-    let at = names.iter().position(|name| name == gone);
-    let at = at.with_context(|| format!("{gone} is none of {}; name it by its key-value address", names.join(", ")))?;
+    let map = coordinator.newest_map(from, Some(gone))?;
+    let is_interrupted = map.chains.iter().any(|chain| chain[0].is_none());
+    if is_interrupted && map.place_of(gone).is_none() {
+        let (next, promoted) = coordinator.promote(&map, |_| true)?;
+        println!("{gone} was out of the map already; {promoted} vBuckets were taken over, map {}", next.revision.rev);
+        return Ok(());
+    }
+    let at = find(&map, gone)?;
     if coordinator.is_alive(gone) {
         bail!("{gone} answers: its clients would go on writing there; stop it first");
     }
-    if let Err(lost) = layout::fail_over(&map, at, |_, _| Progress::default()) {
-        bail!("nobody else has vBuckets {lost:?}; nothing was changed");
-    }
-    if let Some(silent) = names.iter().find(|name| *name != gone && !coordinator.is_alive(name)) {
-        bail!(
-            "{silent} does not answer either, and every node that is left must say how far it is; nothing was changed"
-        );
-    }
-    let suspended = layout::suspend(&map, at);
-    coordinator.give_but(&suspended, Some(at))?;
-    let progress: Vec<BTreeMap<u16, Progress>> = names
-        .iter()
-        .map(|name| if name == gone { Ok(BTreeMap::new()) } else { coordinator.progress(name) })
-        .collect::<Result<_>>()
-        .context("every node that is left must say how far it is")?;
-    let of = |vb: usize, node: usize| progress[node].get(&(vb as u16)).copied().unwrap_or_default();
-    let next = layout::fail_over(&suspended, at, of).map_err(|lost| anyhow!("nobody else has vBuckets {lost:?}"))?;
-    let promoted = suspended.chains.iter().filter(|chain| chain[0].is_none()).count();
-    coordinator.take_over(&map, &next)?;
+    let map = coordinator.settle(map, Some(gone))?;
+    let (next, promoted) = coordinator.fail_over(&map, at)?;
     println!("{gone} is out of the map; {promoted} vBuckets were taken over, map {}", next.revision.rev);
     Ok(())
 }

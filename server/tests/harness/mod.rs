@@ -8,6 +8,7 @@
 
 pub mod connection;
 pub mod dice;
+pub mod nodes;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -222,6 +223,16 @@ impl Server {
     /// Waits until a line of the log holds `word`; `false`: it ended before.
     pub fn wait_for_log(&mut self, word: &str) -> bool {
         while !self.stderr.contains(word) {
+            if !self.next_line() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The same of what it prints.
+    pub fn wait_for_output(&mut self, word: &str) -> bool {
+        while !self.stdout.contains(word) {
             if !self.next_line() {
                 return false;
             }
