@@ -156,6 +156,8 @@ struct Counts {
 
 struct Queue {
     waiting: Batch,
+    /// On the monotonic clock.
+    waiting_since: Duration,
     /// When the oldest promise was made that nobody was asked to keep yet, on the monotonic clock.
     promised_at: Option<Duration>,
     /// An empty batch whose memory can be used again.
@@ -231,6 +233,7 @@ impl Log {
         let writer = Writer::new(active, active_marks, at, tail, prev, life);
         let queue = Queue {
             waiting: Batch::default(),
+            waiting_since: Duration::ZERO,
             promised_at: None,
             spare: Batch::default(),
             writer: Some(Box::new(writer)),
@@ -287,6 +290,9 @@ impl Log {
             drop(queue);
             let Pressure { bytes_in_use, bytes_max } = self.pressure();
             return Err(LogError::Full { bytes_in_use, bytes_max, why });
+        }
+        if queue.waiting.is_empty() {
+            queue.waiting_since = self.env.clock.monotonic();
         }
         queue.waiting.append(batch);
         let nobody_leads = queue.writer.is_some();
@@ -345,6 +351,7 @@ impl Log {
             let spare = std::mem::take(&mut queue.spare);
             let taken = std::mem::replace(&mut queue.waiting, spare);
             queue.spare = std::mem::replace(&mut writer.batch, taken);
+            stats::WAITS.record(self.env.clock.monotonic().saturating_sub(queue.waiting_since));
         }
         drop(queue);
         let halt = self.write(&mut writer).err();

@@ -5,6 +5,8 @@ use metrics::{Counter, Timings};
 metrics::metrics! {
     /** How long writes to the commit log took, from the first byte to durable. */
     pub static SYNCS: Timings = "log_sync_duration";
+    /** How long the first submission of a batch waited until its write to the commit log began. */
+    pub static WAITS: Timings = "log_wait_duration";
     /** Bytes made durable by one sync of the commit log, a byte shown as a microsecond. */
     pub static BATCH_BYTES: Timings = "log_batch_bytes";
     /** Records made durable by one sync of the commit log, a record shown as a microsecond. */

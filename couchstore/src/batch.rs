@@ -152,7 +152,24 @@ impl<'a> Batch<'a> {
     ///
     /// The header is written as data first and synced with all it refers to; only then is its first byte turned into
     /// the header marker, and synced. So a torn header never looks like one, and a crash leaves the old commit or this.
-    pub fn commit(mut self, timestamp_ns: u64) -> Result<CommitOutcome> {
+    pub fn commit(self, timestamp_ns: u64) -> Result<CommitOutcome> {
+        self.commit_by(timestamp_ns, publish)
+    }
+
+    /// The same without a sync: until the file has been synced, a crash may leave anything of it, even a torn header. For a file
+    /// that does not count yet.
+    pub fn commit_unsynced(self, timestamp_ns: u64) -> Result<CommitOutcome> {
+        self.commit_by(timestamp_ns, |header, out| {
+            place(header, out)?;
+            out.block(&header.encode(MARKER_HEADER)).map(drop)
+        })
+    }
+
+    fn commit_by(
+        mut self,
+        timestamp_ns: u64,
+        publish: impl FnOnce(&mut Header, &mut Appender) -> Result<()>,
+    ) -> Result<CommitOutcome> {
         let applied = self.apply();
         self.poison_if_failed(applied)?;
         self.header.timestamp_ns = timestamp_ns;
@@ -245,10 +262,14 @@ pub(crate) fn limit(what: &'static str, value: u64, max: u64) -> Result<()> {
     if value > max { Err(Error::Limit { what, value, max }) } else { Ok(()) }
 }
 
+fn place(header: &mut Header, out: &Appender) -> Result<()> {
+    header.at = out.position().next_multiple_of(BLOCK_BYTES);
+    limit("file size in bytes", header.at, POSITION_MAX)
+}
+
 /// Writes `header` behind all that `out` holds, and makes it the file's newest.
 pub(crate) fn publish(header: &mut Header, out: &mut Appender) -> Result<()> {
-    header.at = out.position().next_multiple_of(BLOCK_BYTES);
-    limit("file size in bytes", header.at, POSITION_MAX)?;
+    place(header, out)?;
     let at = out.block(&header.encode(MARKER_DATA))?;
     assert_eq!(at, header.at);
 

@@ -1,7 +1,8 @@
 //! Goal: whatever clients ask and whatever the disk, the power and the clock do, a vBucket is what its changelog says.
 //!
 //! Method: random operations of several clients against the whole engine on a simulated disk and clock, tasks run in
-//! random order, faults armed, the program killed, the power cut, again and again. A witness reads every changelog beside
+//! random order, files compacted, vBuckets rolled back and deleted, faults armed, the program killed, the power cut, again and
+//! again. A witness reads every changelog beside
 //! the flusher. That gives an exact model: what a restart finds is the witnessed changes up to the seqno the file ends at,
 //! no more and no less, and that seqno is not below anything that was ever called durable.
 //!
@@ -12,6 +13,7 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use changelog::Cursor;
@@ -21,7 +23,8 @@ use document::subdoc::{DocFlags, MutationSpec, Op as Sub, PathFlags};
 use engine::*;
 use env::OpenMode;
 use env::sim::{Fate, Fault, FaultPlan, Noise, Op as Io, Rule, Sim};
-use persist::{BucketSpec, Eviction, LogOptions, RecoveredVb, Store};
+use parking_lot::Mutex;
+use persist::{BucketSpec, CompactionReport, Eviction, LogOptions, Purge, RecoveredVb, Store, StoreError};
 use scheduler::{Order, Stepper};
 use types::{Cas, Datatype, Item, Kind, Level, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
@@ -83,14 +86,20 @@ struct Lived {
     unlogged: u64,
     /// Switches of the commit log, in the middle of a life.
     switched: u64,
+    compacted: u64,
+    purged: u64,
+    rolled_back: u64,
+    deleted: u64,
 }
 
 impl Lived {
     fn assert_thorough(&self) {
         let Lived { acknowledged, ambiguous, fetched, lost, recommitted, poisoned, refused_disk, .. } = *self;
-        let Lived { refused_memory, clean, refused_to_open, evicted, early, logged, unlogged, switched, .. } = *self;
-        let often = [acknowledged, fetched, evicted, logged, unlogged, switched, clean, lost];
+        let Lived { refused_memory, clean, refused_to_open, evicted, early, logged, unlogged, .. } = *self;
+        let Lived { switched, compacted, purged, rolled_back, deleted, .. } = *self;
+        let often = [acknowledged, fetched, evicted, logged, unlogged, switched, clean, lost, compacted];
         let sometimes = [ambiguous, recommitted, poisoned, refused_disk, refused_memory, refused_to_open, early];
+        assert!([purged, rolled_back, deleted].iter().all(|count| *count >= 20), "{self:?}");
         assert!(often.iter().all(|count| *count >= 60) && sometimes.iter().all(|count| *count >= 3), "{self:?}");
     }
 }
@@ -125,6 +134,8 @@ struct Witness {
     /// Highest CAS of what survived.
     uuid: Option<VbUuid>,
     cursor: Option<Cursor>,
+    /// A rollback or a deletion has failed: a start may find that it has happened.
+    in_doubt: bool,
 }
 
 impl Witness {
@@ -145,8 +156,14 @@ impl Witness {
         self.history.iter().filter(open).cloned().collect()
     }
 
-    /// Compares what the file counts: live documents to the number; prepares and tombstones may be more, as those that were
-    /// completed stay until a compaction unless they were completed in one flush.
+    /// Nothing after this ever was.
+    fn forget_after(&mut self, seqno: Seqno) {
+        self.history.truncate(seqno.0 as usize);
+        self.promised = self.promised.min(seqno);
+    }
+
+    /// Compares what the file counts: live documents to the number; prepares and aborts may be more, as those that were
+    /// completed stay until a compaction unless they were completed in one flush; deletions up to the purge seqno may be gone.
     fn assert_counts(&self, vb: u16, found: &RecoveredVb) {
         let committed = self.committed();
         let dead = committed.values().filter(|item| item.is_deleted()).count() as u64;
@@ -158,7 +175,9 @@ impl Witness {
         };
         let prepares = self.open_prepares().len() as u64..=ids(|kind| matches!(kind, Kind::Prepare { .. }));
         assert!(prepares.contains(&found.on_disk_prepares), "vBucket {vb}: {prepares:?} prepares in {found:?}");
-        let tombstones = dead..=dead + ids(|kind| matches!(kind, Kind::Abort { .. }));
+        let is_kept = |item: &&Item| item.is_deleted() && item.seqno() > found.purge;
+        let kept = committed.values().filter(is_kept).count() as u64;
+        let tombstones = kept..=dead + ids(|kind| matches!(kind, Kind::Abort { .. }));
         assert!(tombstones.contains(&found.tombstones), "vBucket {vb}: {tombstones:?} tombstones in {found:?}");
     }
 }
@@ -193,6 +212,10 @@ struct Life<'a> {
     letters: Arc<Letters>,
     witnesses: &'a mut [Witness],
     asked: BTreeMap<u64, Asked>,
+    /// Requests that must be answered somehow.
+    unjudged: Vec<u64>,
+    /// Compactions that succeeded, and tombstones that they left out.
+    compacted: Arc<(AtomicU64, AtomicU64)>,
     next: u64,
     /// Reads may fail, because faults were armed.
     reads_may_fail: bool,
@@ -238,6 +261,8 @@ fn run(seed: u64, lived: &mut Lived) {
             letters,
             witnesses,
             asked,
+            unjudged: Vec::new(),
+            compacted: Arc::default(),
             next: 0,
             reads_may_fail: false,
             dir_syncs_may_fail: false,
@@ -251,6 +276,8 @@ fn run(seed: u64, lived: &mut Lived) {
         life.work();
         let is_clean = life.dice.one_in(3) && life.stop();
         life.lived.clean += u64::from(is_clean);
+        life.lived.compacted += life.compacted.0.load(Relaxed);
+        life.lived.purged += life.compacted.1.load(Relaxed);
         life.lived.evicted += life.bucket.counters.evicted.get();
         was_clean = Some(is_clean);
         let Life { stepper, bucket, engine, dir_syncs_may_fail, .. } = life;
@@ -328,6 +355,9 @@ impl Life<'_> {
             let high = found.map_or(Seqno(0), |found| found.high);
             let witness = &mut self.witnesses[usize::from(id)];
             assert!(high <= witness.high(), "vBucket {id}: nobody wrote {high}");
+            if std::mem::take(&mut witness.in_doubt) {
+                witness.promised = witness.promised.min(high);
+            }
             assert!(high >= witness.promised, "vBucket {id}: ends at {high}, {} was promised", witness.promised);
             assert!(was_clean != Some(true) || high == witness.high(), "vBucket {id}: a clean stop keeps everything");
             let before = witness.history.len();
@@ -461,7 +491,10 @@ impl Life<'_> {
                 self.witnesses[usize::from(vb)].uuid = self.bucket.vb_uuid(VbId(vb));
             }
             5 => self.await_seqno(),
-            7 => {
+            7 | 8 => self.compact(),
+            9 if self.dice.one_in(2) => self.roll_back(),
+            9 if self.dice.one_in(3) => self.delete(),
+            10 => {
                 let wanted = self.dice.one_in(2).then(small_log);
                 let is_news = wanted.is_some() != self.engine.store().log_stats().is_some();
                 self.engine.store().set_commit_log(wanted).expect("options that work");
@@ -476,6 +509,78 @@ impl Life<'_> {
             }
             _ => self.ask(),
         }
+    }
+
+    /// Asks for a compaction, and goes on meanwhile.
+    fn compact(&mut self) {
+        let vb = self.dice.below(VBUCKETS.into()) as u16;
+        let upto = self.dice.one_in(2).then(|| Seqno(self.dice.below(1 + self.witnesses[usize::from(vb)].high().0)));
+        let purge = match self.dice.below(3) {
+            0 => Purge::default(),
+            1 => Purge { all: true, ..Purge::default() },
+            _ => Purge { before_s: Some(u32::MAX), upto, ..Purge::default() },
+        };
+        let counts = Arc::clone(&self.compacted);
+        let done = move |result: Result<CompactionReport, StoreError>| {
+            if let Ok(report) = result {
+                counts.0.fetch_add(u64::from(report.bytes_before > 0), Relaxed);
+                counts.1.fetch_add(report.tombstones_purged, Relaxed);
+            }
+        };
+        self.bucket.store().compact(VbId(vb), purge, Box::new(done));
+    }
+
+    /// A replica whose history was not its peer's, whatever else goes on.
+    fn roll_back(&mut self) {
+        let vb = VbId(self.dice.below(VBUCKETS.into()) as u16);
+        self.bucket.set_vb_state(vb, VbState::Replica, None).expect("may be");
+        self.look();
+        let to = Seqno(self.dice.below(1 + self.witnesses[usize::from(vb.0)].high().0));
+        let told = Arc::new(Mutex::new(None));
+        let tell = Arc::clone(&told);
+        self.bucket.roll_back(vb, to, Box::new(move |result| *tell.lock() = Some(result)));
+        while told.lock().is_none() {
+            assert!(self.stepper.step(), "a rollback ends");
+        }
+        let result = told.lock().take().expect("told");
+        let witness = &mut self.witnesses[usize::from(vb.0)];
+        match result {
+            Ok(high) => {
+                assert!(high <= to);
+                witness.forget_after(high);
+                self.lived.rolled_back += 1;
+            }
+            Err(_) => witness.in_doubt = true,
+        }
+        self.begin_again(vb);
+    }
+
+    /// A vBucket is dropped, and made again.
+    fn delete(&mut self) {
+        let vb = VbId(self.dice.below(VBUCKETS.into()) as u16);
+        self.bucket.set_vb_state(vb, VbState::Dead, None).expect("may be");
+        self.look();
+        match self.bucket.delete_vbucket(vb) {
+            Ok(()) => {
+                self.witnesses[usize::from(vb.0)].forget_after(Seqno(0));
+                self.lived.deleted += 1;
+            }
+            Err(_) => self.witnesses[usize::from(vb.0)].in_doubt = true,
+        }
+        self.begin_again(vb);
+    }
+
+    /// What was asked of the vBucket before is answered by what it is now, and not judged.
+    fn begin_again(&mut self, vb: VbId) {
+        self.asked.retain(|number, asked| {
+            let is_its = asked.vb == vb.0;
+            if is_its {
+                self.unjudged.push(*number);
+            }
+            !is_its
+        });
+        self.bucket.set_vb_state(vb, VbState::Active, None).expect("may be");
+        self.witnesses[usize::from(vb.0)].uuid = self.bucket.vb_uuid(vb);
     }
 
     fn waiter(&self, number: u64) -> Waiter {
@@ -701,6 +806,7 @@ impl Life<'_> {
         self.stepper.advance(PATIENCE);
         self.look();
         self.collect();
+        assert!(self.unjudged.iter().all(|number| self.letters.take(*number).is_some()), "each is answered");
         assert!(self.asked.is_empty(), "requests {:?} were never answered", self.asked.keys());
         let vbs = (0..VBUCKETS).map(|id| self.bucket.vbucket(VbId(id)).expect("there"));
         let is_poisoned = vbs.clone().any(|vb| vb.log.marks.poisoned().is_some());

@@ -181,6 +181,10 @@ impl Governor {
         if inner.is_free(now) { most } else { (inner.rate() / 50).clamp(least, most) }
     }
 
+    pub fn is_disk_low(&self) -> bool {
+        self.inner.lock().is_disk_low
+    }
+
     /// Whether the disk is running full. True if that is news.
     pub fn set_disk_low(&self, is_low: bool) -> bool {
         std::mem::replace(&mut self.inner.lock().is_disk_low, is_low) != is_low

@@ -35,7 +35,9 @@ pub(crate) fn commit(vb: &Vb, slice: &Slice, batch: &Batch) -> Result<Committed,
                 );
                 return Err(StoreError::Refused { vb: vb.id, what });
             }
-            write(vb, &mut couch, before.rev, &before.facts, slice, batch)
+            let committed = write(vb, &mut couch, before.rev, &before.facts, slice, batch)?;
+            vb.name()?;
+            Ok(committed)
         }
         None => first_commit(vb, slice, batch),
     }

@@ -124,7 +124,8 @@ fn remove_files(vb: &Vb, upto: u64) {
     let (home, storage) = (&vb.home, &*vb.home.shared.env.storage);
     let is_its = |name: &&String| match names::classify(name, u16::MAX) {
         Entry::VbFile { vb: other, rev } => other == vb.id && rev <= upto,
-        _ => **name == names::boot_file(vb.id),
+        Entry::Leftover => name.starts_with(&format!("{}.couch.", vb.id)),
+        _ => false,
     };
     let removed = storage.list(&home.dir).map_err(StoreError::io("list", &home.dir)).and_then(|names| {
         names.iter().filter(is_its).try_for_each(|name| remove_if_there(storage, &home.dir.join(name)))

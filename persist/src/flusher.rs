@@ -47,7 +47,7 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
         // Nobody waits for it, as long as the log has room.
         return Outcome::Retry(begun + pause);
     }
-    let Some(slice) = what_to_flush(vb, &attached, phase) else { return Outcome::Done };
+    let Some(slice) = what_to_flush(vb, &attached, phase) else { return name(vb, &attached) };
     let batch = Batch::of(&slice);
     if batch.is_empty() && vb.committed().is_some_and(|c| c.facts.record == *slice.record) {
         note_record(&attached, &slice);
@@ -58,7 +58,7 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
             attached.nudge.marks_moved(vb.id);
         }
         end(vb, &attached, &slice);
-        return Outcome::Done;
+        return name(vb, &attached);
     }
     match commit(vb, &slice, &batch) {
         Ok(committed) => {
@@ -104,6 +104,14 @@ fn what_to_flush(vb: &Vb, attached: &Attached, phase: Phase) -> Option<Slice> {
     (slice.record_version, slice.record) = attached.records.lock().logged()?;
     let is_new = attached.recorded.load(Ordering::Acquire) != slice.record_version;
     (!slice.is_empty() || is_new).then_some(slice)
+}
+
+/// With nothing to write, a compaction may still have left it to us to give the new file its name.
+fn name(vb: &Vb, attached: &Attached) -> Outcome {
+    if let Err(error) = vb.sync_and_name() {
+        poison(vb, attached, &error);
+    }
+    Outcome::Done
 }
 
 fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed: Committed) {

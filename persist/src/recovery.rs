@@ -108,8 +108,9 @@ impl Opening<'_> {
         for (i, &rev) in revs.iter().enumerate() {
             match self.load(vb, rev) {
                 Ok(older) => match &whole {
-                    // Both are whole only between the steps of a compaction, and then they agree.
-                    Some(newer) if newer.high >= older.high => {}
+                    // Both are whole only between the steps of a compaction, and then they agree; or the older one's name is back
+                    // after power loss, while the newer one went on, or was rolled back.
+                    Some(newer) if newer.reach() >= older.reach() => {}
                     Some(newer) => {
                         aside
                             .push((newer.rev, format!("ends at seqno {}, an older one at {}", newer.high, older.high)));

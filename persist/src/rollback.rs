@@ -125,6 +125,7 @@ fn rewound(vb: &Vb, attached: &Attached, to: Seqno) -> Result<Committed, StoreEr
         }
         error => StoreError::file(vb.id)(error),
     })?;
+    vb.name()?;
     let header = outcome.header;
     tracing::warn!(
         bucket = vb.home.name,

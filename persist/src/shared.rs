@@ -1,7 +1,7 @@
 //! What the parts of a store share: the environment, the queues, and the tasks that serve them.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -20,13 +20,15 @@ use crate::logger::{Ear, Logger};
 use crate::queue::{Outcome, Urgency, WorkQueue};
 use crate::reserve::{Keeping, Reserve};
 use crate::switch::{Switch, Switching};
-use crate::vb::{Home, Vb};
+use crate::vb::Vb;
 use crate::{LogOptions, Options, fetch, flusher};
 
 /// Failures are told at most this often, however many there are.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
 /// Free space is looked at no more often.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
+/// While there is little of it, it is looked at so often though nothing is compacted.
+const WATCH_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Shared {
     pub env: Env,
@@ -47,6 +49,9 @@ pub(crate) struct Shared {
     pub reserve: Reserve,
     /// Of the monotonic clock, in ms: when the disk's free space was looked at.
     looked_at_ms: AtomicU64,
+    data_dir: PathBuf,
+    /// Looks whether a disk that ran full has room again, when nobody compacts.
+    watch: OnceLock<TaskHandle>,
     last_told_ms: AtomicU64,
     untold: AtomicU64,
 }
@@ -72,6 +77,8 @@ impl Shared {
             reserve,
             options,
             looked_at_ms: AtomicU64::new(u64::MAX),
+            data_dir: data_dir.to_owned(),
+            watch: OnceLock::new(),
             last_told_ms: AtomicU64::new(u64::MAX),
             untold: AtomicU64::new(0),
         });
@@ -79,6 +86,8 @@ impl Shared {
         Compactor::start(&shared, pools);
         let retries = pools.spawn(PoolKind::Writer, Arc::new(Retries(Arc::downgrade(&shared))));
         assert!(shared.retries.set(retries).is_ok());
+        let watch = pools.spawn(PoolKind::Background, Arc::new(Watch(Arc::downgrade(&shared))));
+        assert!(shared.watch.set(watch).is_ok());
         shared.reserve.set_task(pools.spawn(PoolKind::Background, Arc::new(Keeping(Arc::downgrade(&shared)))));
         shared.logger.filer.set_task(pools.spawn(PoolKind::Writer, Arc::new(Filing(Arc::downgrade(&shared)))));
         let (weak, pools_weak) = (Arc::downgrade(&shared), Arc::downgrade(pools));
@@ -110,6 +119,7 @@ impl Shared {
     pub fn stop(&self) {
         self.compactor.stop();
         self.switch.stop();
+        self.watch.get().into_iter().for_each(TaskHandle::cancel);
         self.stop_writing();
         self.logger.stop();
         self.readers.cancel();
@@ -186,19 +196,22 @@ impl Shared {
     }
 
     /// Tells the governor whether the disk runs full. To be called again and again while something fills it.
-    pub fn watch_free_space(&self, home: &Home, now: Duration) {
+    pub fn watch_free_space(&self, now: Duration) {
         let now_ms = now.as_millis() as u64;
         let last_ms = self.looked_at_ms.load(Ordering::Relaxed);
         if last_ms != u64::MAX && now_ms < last_ms.saturating_add(LOOK_PAUSE.as_millis() as u64) {
             return;
         }
         self.looked_at_ms.store(now_ms, Ordering::Relaxed);
-        let Ok(Some(free)) = self.env.storage.free_bytes(&home.dir) else { return };
+        let Ok(Some(free)) = self.env.storage.free_bytes(&self.data_dir) else { return };
         let low = self.compactor.settings().free_bytes_low;
         if self.governor.set_disk_low(free < low) {
             let free_mb = free >> 20;
             match free < low {
-                true => tracing::warn!(free_mb, "the disk runs full: compaction goes faster, whoever feels it"),
+                true => {
+                    tracing::warn!(free_mb, "the disk runs full: compaction goes faster, whoever feels it");
+                    self.watch.get().into_iter().for_each(|watch| watch.wake_after(WATCH_PAUSE));
+                }
                 false => tracing::info!(free_mb, "the disk has room again: compaction goes as fast as nobody feels"),
             }
         }
@@ -340,8 +353,12 @@ impl Worker {
         match self.job {
             Job::Flush => {
                 let Some(vb) = shared.flushes.pop() else { return false };
+                let was_unnamed = vb.is_unnamed();
                 let outcome = flusher::flush(&vb);
                 shared.end_flush(&vb, outcome);
+                if was_unnamed {
+                    shared.compactor.flush_ended(&vb);
+                }
             }
             Job::Fetch => {
                 let next = shared.fetches.lock().as_mut().and_then(VecDeque::pop_front);
@@ -350,6 +367,21 @@ impl Worker {
             }
         }
         true
+    }
+}
+
+/// Watches a disk that runs full.
+struct Watch(Weak<Shared>);
+
+impl Task for Watch {
+    fn name(&self) -> &'static str {
+        "disk space"
+    }
+
+    fn run(&self, cx: &Context<'_>) -> Next {
+        let Some(shared) = self.0.upgrade() else { return Next::Done };
+        shared.watch_free_space(cx.now());
+        if shared.governor.is_disk_low() { Next::After(WATCH_PAUSE) } else { Next::Idle }
     }
 }
 

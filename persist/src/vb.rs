@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -70,6 +70,13 @@ pub(crate) struct Committed {
     pub file_bytes: u64,
     /// Of these, what this commit needs: see [`couchstore::Header::live_bytes`].
     pub live_bytes: u64,
+}
+
+impl Committed {
+    /// How far it has come: a seqno after a rollback is further than any before it.
+    pub fn reach(&self) -> (u32, Seqno) {
+        (self.facts.record.rollbacks, self.high)
+    }
 }
 
 pub(crate) struct Attached {
@@ -149,6 +156,16 @@ struct State {
     failures: u32,
     /// The last time that it was.
     deleted: Option<Deleted>,
+    unnamed: Option<Unnamed>,
+}
+
+/// A compacted file that is the vBucket's already, but does not have its name yet, as not all of it is synced: a start would take
+/// the one before it, which has as much until this one is written.
+struct Unnamed {
+    rev: u64,
+    path: PathBuf,
+    /// What it takes the place of, if whoever compacted left that to us.
+    old: Option<PathBuf>,
 }
 
 impl State {
@@ -169,6 +186,7 @@ impl Vb {
             next_rev: next_rev.max(deleted.map_or(0, |deleted| deleted.rev.saturating_add(1))),
             failures: 0,
             deleted,
+            unnamed: None,
         };
         Vb {
             id,
@@ -203,6 +221,57 @@ impl Vb {
         let mut state = self.state.lock();
         state.next_rev = state.next_rev.max(committed.rev.saturating_add(1));
         state.committed = Some(Arc::new(committed));
+    }
+
+    /// The file that the vBucket has now is at `path` until it was synced. Only by who has the vBucket to himself.
+    pub fn leave_unnamed(&self, rev: u64, path: PathBuf) {
+        self.state.lock().unnamed = Some(Unnamed { rev, path, old: None });
+    }
+
+    pub fn is_unnamed(&self) -> bool {
+        self.state.lock().unnamed.is_some()
+    }
+
+    /// Has this file removed once the new one has its name. False: it has.
+    pub fn remove_once_named(&self, old: &Path) -> bool {
+        let mut state = self.state.lock();
+        state.unnamed.as_mut().map(|unnamed| unnamed.old = Some(old.to_owned())).is_some()
+    }
+
+    /// Gives a file that is synced as far as it counts its name, durably. Only by who has the vBucket to himself.
+    pub fn name(&self) -> Result<(), StoreError> {
+        let (rev, from) = match &self.state.lock().unnamed {
+            Some(unnamed) => (unnamed.rev, unnamed.path.clone()),
+            None => return Ok(()),
+        };
+        let (storage, to) = (&*self.home.shared.env.storage, self.named(rev));
+        let failed =
+            |source: io::Error| StoreError::SyncFailed { vb: self.id, path: to.clone(), source: source.into() };
+        storage.rename(&from, &to).map_err(failed)?;
+        let unnamed = self.state.lock().unnamed.take();
+        storage.sync_dir(&self.home.dir).map_err(failed)?;
+        if let Some(old) = unnamed.and_then(|unnamed| unnamed.old) {
+            self.remove_superseded(&old);
+        }
+        Ok(())
+    }
+
+    /// [`Vb::name`] for a file that nobody has written to since.
+    pub fn sync_and_name(&self) -> Result<(), StoreError> {
+        let rev = match &self.state.lock().unnamed {
+            Some(unnamed) => unnamed.rev,
+            None => return Ok(()),
+        };
+        let (file, path) = self.open(rev)?;
+        file.sync().map_err(|source| StoreError::SyncFailed { vb: self.id, path, source: source.into() })?;
+        self.name()
+    }
+
+    /// Readers that have it open keep it until they close it.
+    pub fn remove_superseded(&self, path: &Path) {
+        if let Err(error) = remove_if_there(&*self.home.shared.env.storage, path) {
+            tracing::warn!(bucket = self.home.name, vb = self.id.0, "a compacted file goes at the next start: {error}");
+        }
     }
 
     /// The file was renamed. Only by who has the vBucket to himself.
@@ -309,7 +378,7 @@ impl Vb {
     pub fn bury(&self, deleted: Deleted) {
         let mut state = self.state.lock();
         state.next_rev = state.next_rev.max(deleted.rev.saturating_add(1));
-        state.deleted = Some(deleted);
+        (state.deleted, state.unnamed) = (Some(deleted), None);
         drop(state);
         self.is_unanchored.store(false, Ordering::Release);
     }
@@ -353,7 +422,16 @@ impl Vb {
         (has_file || changed) && recorded != current.record_version
     }
 
+    /// Where the file of this revision is.
     pub fn path(&self, rev: u64) -> PathBuf {
+        match &self.state.lock().unnamed {
+            Some(unnamed) if unnamed.rev == rev => unnamed.path.clone(),
+            _ => self.named(rev),
+        }
+    }
+
+    /// Where it is once it has its name.
+    pub fn named(&self, rev: u64) -> PathBuf {
         self.home.dir.join(names::vb_file(self.id, rev))
     }
 
@@ -362,8 +440,10 @@ impl Vb {
     pub fn reading(&self) -> Result<Option<(Arc<Committed>, Snapshot)>, StoreError> {
         loop {
             let Some(committed) = self.committed() else { return Ok(None) };
+            let path = self.path(committed.rev);
             let opened = self.snapshot(&committed);
-            let was_replaced = || self.committed().is_none_or(|now| now.rev != committed.rev);
+            let was_replaced =
+                || self.committed().is_none_or(|now| now.rev != committed.rev) || self.path(committed.rev) != path;
             if !opened.as_ref().is_err_and(|error| error.is_not_found() && was_replaced()) {
                 return opened.map(|file| Some((committed, file)));
             }

@@ -182,6 +182,12 @@ impl Pool {
 
     /// A thread's life.
     fn work(&self, core: &Arc<Core>, id: u64) {
+        #[cfg(not(any(loom, shuttle)))]
+        if self.kind.gives_way()
+            && let Err(error) = env::os::give_way()
+        {
+            tracing::warn!(pool = self.kind.name(), "its threads are as urgent as all others: {error}");
+        }
         let mut ran = false;
         loop {
             match self.next_step(id, &mut ran) {

@@ -42,6 +42,12 @@ impl PoolKind {
             PoolKind::Cpu => "cpu",
         }
     }
+
+    /// Whether its threads let all others go first. Only where nobody ever waits for a task to end: the background's are
+    /// waited for by the commit log, which needs its next segment, and by clients, whose documents are being loaded.
+    pub(crate) const fn gives_way(self) -> bool {
+        matches!(self, PoolKind::Compaction)
+    }
 }
 
 /// Threads per pool. None may be 0: what waits in a pool without threads waits forever.

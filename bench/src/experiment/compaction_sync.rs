@@ -75,6 +75,7 @@ const COLUMNS: &[Column] = &[
     Column("held p99", "exclusive_p99_us", report::us),
     Column("held max", "exclusive_max_us", report::us),
     Column("flush waits p99.9", "flush_wait_p999_us", report::us),
+    Column("log waits p99.9", "log_wait_p999_us", report::us),
     Column("log sync p99.9", "log_sync_p999_us", report::us),
     Column("machine late p99.9", "machine_late_p999_us", report::us),
     Column("max", "machine_late_max_us", report::us),
@@ -102,6 +103,8 @@ impl CompactionSync {
             Ratio::new("compaction_wall_s", "governor", "16MiB"),
             Ratio::new("flush_wait_p999_us", "governor", "none"),
             Ratio::new("flush_wait_p999_us", "1MiB", "none"),
+            Ratio::new("log_wait_p999_us", "governor", "none"),
+            Ratio::new("log_wait_p999_us", "1MiB", "none"),
             Ratio::new("log_sync_p999_us", "governor", "none"),
         ];
         Ok(Story { columns: COLUMNS, ratios })
@@ -165,9 +168,11 @@ impl CompactionSync {
             row.insert("exclusive_p99_us".into(), us(held.percentile(99.0)));
             row.insert("exclusive_max_us".into(), us(held.max()));
         }
-        for (field, name) in
-            [("flush_wait_p999_us", "scheduler_task_wait writer flush"), ("log_sync_p999_us", "log_sync_duration")]
-        {
+        for (field, name) in [
+            ("flush_wait_p999_us", "scheduler_task_wait writer flush"),
+            ("log_wait_p999_us", "log_wait_duration"),
+            ("log_sync_p999_us", "log_sync_duration"),
+        ] {
             if let Some(timed) = timed(name) {
                 row.insert(field.into(), us(timed.percentile(99.9)));
             }

@@ -10,7 +10,9 @@
 //!
 //! Whoever is held off waits for no disk: what came last is copied before the claim if that can be had, and the directory
 //! is synced after it. Until that sync the new file's name may be lost to power loss, so the old file stays, and a flush
-//! that comes first syncs the directory itself before it writes.
+//! that comes first syncs the directory itself before it writes. Where commits follow one another without a pause something
+//! always came last: it is copied under the claim, without a sync, and the file is used under its temporary name, which no start
+//! would take, until the next flush has synced it and given it its own.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -29,7 +31,7 @@ use crate::error::StoreError;
 use crate::facts::VbFacts;
 use crate::queue::{Claim, Urgency};
 use crate::stats::COMPACTION_FINISHES;
-use crate::vb::{Committed, Vb, remove_if_there};
+use crate::vb::{Committed, Vb};
 
 /// What is left for the claimed vBucket: documents, and bytes of them.
 const LAST_DOCS_MAX: u64 = 256;
@@ -38,8 +40,8 @@ const LAST_BYTES_MAX: u64 = 256 << 10;
 const PIECE_FACTOR: u64 = 4;
 const GATE_FROM_ROUND: u32 = 3;
 /// So often the last few are copied while others write, in the hope that no more come. Then what came is copied while
-/// nobody else writes, which is two syncs.
-const CLOSE_ROUNDS_MAX: u32 = 6;
+/// nobody else writes, and the flush that comes next syncs it together with its own.
+const CLOSE_ROUNDS_MAX: u32 = 3;
 /// From here on the flusher stands still during a round: no document is so large that this goes on.
 const SHUT_FROM_ROUND: u32 = 24;
 
@@ -178,6 +180,9 @@ impl Superseded {
             return Ok(());
         }
         let vb = &self.vb;
+        if vb.remove_once_named(&vb.path(self.rev)) {
+            return Ok(());
+        }
         if let Err(error) = vb.anchor() {
             if let Some(attached) = vb.attached() {
                 crate::flusher::poison(vb, &attached, &error);
@@ -188,9 +193,7 @@ impl Superseded {
             // What the new one holds is in doubt: a start will look at both.
             return Ok(());
         }
-        if let Err(error) = remove_if_there(&*vb.home.shared.env.storage, &vb.path(self.rev)) {
-            tracing::warn!(bucket = vb.home.name, vb = vb.id.0, "a compacted file goes at the next start: {error}");
-        }
+        vb.remove_superseded(&vb.path(self.rev));
         Ok(())
     }
 }
@@ -239,7 +242,7 @@ impl Follower {
             self.close_rounds += u32::from(is_close);
             self.begin(goal, file, is_close)?;
         }
-        self.replay_some()
+        self.replay_some(true)
     }
 
     /// If the vBucket can be had, and little was written since: swaps the files.
@@ -259,10 +262,11 @@ impl Follower {
             return Ok(End::Behind);
         }
         self.begin(goal, file, is_close)?;
+        let is_synced = self.round.is_none();
         while self.round.is_some() {
-            self.replay_some()?;
+            self.replay_some(false)?;
         }
-        let swapped = self.swap()?;
+        let swapped = self.swap(is_synced)?;
         self.release();
         self.held_off = None;
         Ok(End::Swapped(Box::new(swapped)))
@@ -332,7 +336,7 @@ impl Follower {
     }
 
     /// Copies some of the round under way, as one commit.
-    fn replay_some(&mut self) -> Result<Piece, StoreError> {
+    fn replay_some(&mut self, synced: bool) -> Result<Piece, StoreError> {
         let Some(round) = self.round.take() else { return Ok(Piece::default()) };
         let id = self.vb.id;
         let error = || StoreError::file(id);
@@ -340,7 +344,7 @@ impl Follower {
         let (docs, is_last) = round.next_docs(piece_bytes).map_err(error())?;
         let before = self.couch.file_bytes().map_err(error())?;
         let upto = if is_last { round.goal.high.0 } else { docs.last().map_or(0, |doc| doc.seq) };
-        let facts = self.replay(&docs, &round, upto).map_err(error())?;
+        let facts = self.replay(&docs, &round, upto, synced).map_err(error())?;
         self.facts = facts;
         let written = self.couch.file_bytes().map_err(error())?.saturating_sub(before);
         match is_last {
@@ -351,7 +355,7 @@ impl Follower {
     }
 
     /// Commits `docs`, with everything else as `round`'s goal has it. Gives the goal's facts, with this file's counts.
-    fn replay(&mut self, docs: &[DocInfo], round: &Round, upto: u64) -> Result<VbFacts, Error> {
+    fn replay(&mut self, docs: &[DocInfo], round: &Round, upto: u64, synced: bool) -> Result<VbFacts, Error> {
         let Round { goal, file, .. } = round;
         let mut tally = Tally::of(self.couch.snapshot());
         let here = self.couch.locals()?;
@@ -385,18 +389,24 @@ impl Follower {
         };
         out.local_put(vbstate::ID, &facts.encode())?;
         out.raise_update_seq(upto)?;
-        out.commit(file.header().timestamp_ns)?;
+        let timestamp_ns = file.header().timestamp_ns;
+        if synced { out.commit(timestamp_ns) } else { out.commit_unsynced(timestamp_ns) }?;
         Ok(facts)
     }
 
     /// From here on the new file is the vBucket's, for readers and for the flusher. Whoever starts after a crash may still
     /// find the old one, which holds the same as long as the new one is not written.
-    fn swap(&mut self) -> Result<Swapped, StoreError> {
+    fn swap(&mut self, is_synced: bool) -> Result<Swapped, StoreError> {
         let vb = &self.vb;
         let shared = &vb.home.shared;
         let after = self.committed(vb.next_rev())?;
-        self.target.rename(&vb.path(after.rev))?;
-        vb.unanchor();
+        if is_synced {
+            self.target.rename(&vb.named(after.rev))?;
+            vb.unanchor();
+        } else {
+            self.target.leave();
+            vb.leave_unnamed(after.rev, self.target.path.clone());
+        }
         shared.files.retire(&vb.place, after.rev);
         shared.files.keep(&vb.place, after.rev, Arc::clone(&self.target.file));
         vb.replace_file(after.clone());

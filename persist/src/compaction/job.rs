@@ -149,6 +149,11 @@ impl Job {
                 again
             }
             Stage::Ending(follower) => self.end(follower),
+            Stage::Settling(swapped, exclusive) if self.vb().is_unnamed() && !self.is_cancelled() => {
+                // The flush that names it wakes us.
+                self.stage = Stage::Settling(swapped, exclusive);
+                Ok(Turn::Wait(Next::Idle))
+            }
             Stage::Settling(mut swapped, exclusive) => {
                 swapped.old.settle()?;
                 Ok(Turn::Ended(Ok(self.report(&swapped, exclusive))))

@@ -394,7 +394,7 @@ impl Task for Worker {
                 None => return self.rest(compactor),
             },
         };
-        shared.watch_free_space(&job.progress.vb.home, cx.now());
+        shared.watch_free_space(cx.now());
         match job.run() {
             Turn::Ended(result) => {
                 *seat.lock() = Seat::Empty;

@@ -13,13 +13,13 @@ use crate::names;
 use crate::vb::{Vb, open_file, remove_if_there};
 
 /// 1. Under its own name it is of no use to anybody: whoever starts finds it and removes it.
-/// 2. Dropped, it is removed, and the space is free again; unless it was renamed.
+/// 2. Dropped, it is removed, and the space is free again; unless it was renamed, or left to others.
 pub(super) struct Target {
     vb: Arc<Vb>,
     pub path: PathBuf,
     spilled: PathBuf,
     pub file: Arc<dyn File>,
-    is_renamed: bool,
+    is_kept: bool,
 }
 
 impl Target {
@@ -31,7 +31,7 @@ impl Target {
         remove_if_there(storage, &path)?;
         remove_if_there(storage, &spilled)?;
         let file = open_file(&vb.home.shared, &path, OpenMode::CreateNew)?;
-        Ok(Target { vb: Arc::clone(vb), path, spilled, file, is_renamed: false })
+        Ok(Target { vb: Arc::clone(vb), path, spilled, file, is_kept: false })
     }
 
     /// Where entries go that do not fit in memory.
@@ -47,8 +47,13 @@ impl Target {
     /// Gives the file its final name, which outlives power loss once the directory is synced.
     pub fn rename(&mut self, to: &Path) -> Result<(), StoreError> {
         self.storage().rename(&self.path, to).map_err(StoreError::io("rename", &self.path))?;
-        self.is_renamed = true;
+        self.is_kept = true;
         Ok(())
+    }
+
+    /// Leaves it to others to give the file its name.
+    pub fn leave(&mut self) {
+        self.is_kept = true;
     }
 
     fn storage(&self) -> &dyn Storage {
@@ -58,7 +63,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        let left: &[&PathBuf] = if self.is_renamed { &[] } else { &[&self.spilled, &self.path] };
+        let left: &[&PathBuf] = if self.is_kept { &[] } else { &[&self.spilled, &self.path] };
         for path in left {
             if let Err(error) = remove_if_there(self.storage(), path) {
                 tracing::warn!(
