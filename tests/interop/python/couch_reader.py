@@ -254,6 +254,11 @@ class Commit:
         places = sorted(spans.items())
         need(all(a[1] <= b[0] for a, b in zip(places, places[1:])), f"{header.at}: chunks lie over one another")
 
+    def value(self, doc):
+        """As it was before anybody compressed it: the client, or the server."""
+        body = self.bodies[doc.seq]
+        return unsnappy(body) if body and doc.rev_meta[17] & 2 else body
+
     def body(self, file, doc, spans):
         need(doc.content_meta & 0x7C == 0, f"seqno {doc.seq}: content_meta {doc.content_meta:#x}")
         if doc.body_at == 0:
@@ -285,8 +290,7 @@ def check_kv(commit):
         need(doc.rev > 0 and (not doc.deleted or number(doc.rev_meta[8:12]) > 0), f"seqno {doc.seq}: revision or time of deletion")
         body, is_packed = commit.bodies[doc.seq], doc.rev_meta[17] & 2
         need(bool(doc.content_meta & 0x80) == bool(body and not is_packed), f"seqno {doc.seq}: compressed or not")
-        if body and is_packed:
-            unsnappy(body)
+        commit.value(doc)
         collection, _ = leb128(doc.id, 1 if is_prepare else 0)
         if collection != 1:
             counts[collection] = counts.get(collection, 0) + (not doc.deleted and not is_prepare)

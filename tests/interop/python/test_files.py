@@ -72,5 +72,5 @@ def test_files_compacted_under_load_break_no_rule_of_the_format(tmp_path, log):
     assert len(files) == 4
     for path in files:
         newest = check(path, kv=True)[-1]
-        found |= {doc.id[1:].decode(): json.loads(newest.bodies[doc.seq]) for doc in newest.docs if not doc.deleted and doc.id[0] == 0}
+        found |= {doc.id[1:].decode(): json.loads(newest.value(doc)) for doc in newest.docs if not doc.deleted and doc.id[0] == 0}
     assert found == model
