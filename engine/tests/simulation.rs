@@ -217,6 +217,8 @@ struct Life<'a> {
     /// Compactions that succeeded, and tombstones that they left out.
     compacted: Arc<(AtomicU64, AtomicU64)>,
     next: u64,
+    /// Nothing more can be said before a restart.
+    is_over: bool,
     /// Reads may fail, because faults were armed.
     reads_may_fail: bool,
     dir_syncs_may_fail: bool,
@@ -264,6 +266,7 @@ fn run(seed: u64, lived: &mut Lived) {
             unjudged: Vec::new(),
             compacted: Arc::default(),
             next: 0,
+            is_over: false,
             reads_may_fail: false,
             dir_syncs_may_fail: false,
         };
@@ -274,7 +277,7 @@ fn run(seed: u64, lived: &mut Lived) {
         life.begin(was_clean);
         life.check_files();
         life.work();
-        let is_clean = life.dice.one_in(3) && life.stop();
+        let is_clean = !life.is_over && life.dice.one_in(3) && life.stop();
         life.lived.clean += u64::from(is_clean);
         life.lived.compacted += life.compacted.0.load(Relaxed);
         life.lived.purged += life.compacted.1.load(Relaxed);
@@ -459,6 +462,9 @@ impl Life<'_> {
             }
             for _ in 0..self.dice.below(40) {
                 self.act();
+                if self.is_over {
+                    return;
+                }
                 for _ in 0..self.dice.pick(&[0, 0, 1, 3, 100]) {
                     if !self.stepper.step() {
                         break;
@@ -550,7 +556,12 @@ impl Life<'_> {
                 witness.forget_after(high);
                 self.lived.rolled_back += 1;
             }
-            Err(_) => witness.in_doubt = true,
+            Err(_) => {
+                // It may have happened all the same, and then a restart says so.
+                witness.in_doubt = true;
+                self.is_over = true;
+                return;
+            }
         }
         self.begin_again(vb);
     }

@@ -40,7 +40,7 @@ pub enum Letter {
     Look {
         slot: Slot,
     },
-    /// Clients that asked for it are told that there is another map.
+    /// Clients that asked for it are told that there is another map, and nodes that it does not name are sent away.
     MapChanged,
     /// The bucket is deleted: connections to it end.
     BucketGone {

@@ -184,7 +184,10 @@ impl Worker {
             }
             Letter::Answer { ticket, answer } => self.finish(ticket, answer),
             Letter::Look { slot } => self.enqueue(slot),
-            Letter::MapChanged => self.push_maps(),
+            Letter::MapChanged => {
+                self.push_maps();
+                self.close_all(self.outsiders());
+            }
             Letter::BucketGone { name } => {
                 let sessions = self.connections.iter().flatten().map(|connection| &connection.session);
                 let of_it = |session: &&Session| session.selected.as_ref().is_some_and(|s| s.shape.name == *name);
@@ -228,6 +231,18 @@ impl Worker {
             }
         }
         told.into_iter().for_each(|slot| self.enqueue(slot));
+    }
+
+    /// Nodes that follow somebody here and are in the map no more. When they come again they are told why they were sent away.
+    fn outsiders(&self) -> Vec<Slot> {
+        let is_outside = |session: &&Session| {
+            let replica = session.producer.as_ref().and_then(|producer| producer.replica());
+            let bucket = session.selected.as_ref().map(|selected| &*selected.shape.name);
+            let map = bucket.and_then(|bucket| self.shared.cluster.map_of(bucket));
+            replica.zip(map).is_some_and(|(replica, (map, _))| map.nodes.iter().all(|node| node.name() != replica))
+        };
+        let sessions = self.connections.iter().flatten().map(|connection| &connection.session);
+        sessions.filter(is_outside).map(|session| session.slot).collect()
     }
 
     fn slots(&self) -> Vec<Slot> {

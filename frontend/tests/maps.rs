@@ -79,6 +79,28 @@ fn who_asked_for_it_is_told_of_every_new_map_once() {
     }
 }
 
+/// Goal: a node that was taken out of the cluster while it could not be reached hears of it although its connections are still there.
+#[test]
+fn a_replica_that_the_map_names_no_more_is_sent_away() {
+    let server = Server::start();
+    let mut coordinator = Coordinator::new(&server);
+    let other = Node { host: "127.0.0.1".into(), kv_port: 1, admin_port: 2 };
+    coordinator.map.nodes.push(other.clone());
+    coordinator.give();
+    let mut replica = server.sdk_with(&SDK_FEATURES.iter().copied().filter(|code| *code != 0x0e).collect::<Vec<_>>());
+    let open = RequestFrame { extras: &[0, 0, 0, 0, 0, 0, 0, 1], key: b"a replica", ..new(Opcode::DcpOpen) };
+    assert_eq!(replica.call(open).status, Status::Success);
+    for (name, value) in [("enable_sync_writes", "true"), ("consumer_name", &other.name())] {
+        let control = RequestFrame { key: name.as_bytes(), value: value.as_bytes(), ..new(Opcode::DcpControl) };
+        assert_eq!(replica.call(control).status, Status::Success, "{name}");
+    }
+    coordinator.give();
+    assert_eq!(replica.noop().status, Status::Success);
+    coordinator.map.nodes.pop();
+    coordinator.give();
+    assert!(replica.try_recv().is_none());
+}
+
 #[test]
 fn before_it_has_a_bucket_a_client_is_told_of_no_map() {
     let server = Server::start();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use changelog::{Slice, Snapshots, VbRecord};
+use couchstore::vbstate::VbStateRecord;
 use couchstore::{Couch, Error, Step, vbstate};
 use types::{Seqno, VbUuid};
 
@@ -153,14 +154,17 @@ fn earlier(vb: &Vb, couch: &mut Couch, to: Seqno) -> Result<Option<VbFacts>, Sto
     let file = || StoreError::file(vb.id);
     loop {
         let high = Seqno(couch.header().update_seq);
-        if high <= to
-            && let Some(stored) = couch.local(vbstate::ID).map_err(file())?
-        {
+        let stored = couch.local(vbstate::ID).map_err(file())?;
+        if let Some(stored) = stored.as_deref().filter(|_| high <= to) {
             let fresh = || VbUuid((vb.home.shared.env.rng.u64() >> 16).max(1));
-            let facts = VbFacts::decode(&stored, high, fresh).map_err(|what| vb.damaged(what))?;
+            let facts = VbFacts::decode(stored, high, fresh).map_err(|what| vb.damaged(what))?;
             if facts.open_snapshot(high).is_none() {
                 return Ok(Some(facts));
             }
+        }
+        if stored.is_some_and(|stored| VbStateRecord::decode(&stored).is_ok_and(|stored| stored.is_first)) {
+            // To look for what is not there is to look at every block of the file.
+            return Ok(None);
         }
         match couch.rewind() {
             Ok(()) => {}

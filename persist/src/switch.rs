@@ -213,8 +213,8 @@ impl Shared {
         let data_dir = self.switch.data_dir();
         let dir = data_dir.join(LOG_DIR);
         remove_tree(storage, &data_dir.join(LOG_GONE_DIR))?;
-        if has_segments(storage, &dir)? {
-            // Left by an attempt that failed: nothing is in it, and nothing of it is known to be on disk.
+        if storage.exists(&dir).map_err(StoreError::io("look for", &dir))? {
+            // Left by an attempt that failed: nothing is in it, and nothing of it is known to be on disk, not even its name.
             give_up(storage, data_dir, LOG_GONE_DIR)?;
         }
         let log = Log::begin(&self.env, &dir, options.of_files()).map_err(StoreError::log)?;

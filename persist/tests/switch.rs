@@ -235,11 +235,17 @@ fn a_failed_sync_in_a_switch_acknowledges_nothing_that_is_not_there() {
                 let mut records = Records::default();
                 turn(&node, way, seed, 3, &mut history, &mut records);
                 node.stepper.advance(Duration::from_secs(60));
+                for vb in 0..rig::VBS {
+                    history.changes.entry(vb).or_default().push(node.set(vb, "after", b"that"));
+                }
+                node.stepper.advance(Duration::from_secs(60));
                 history.note_durable(&node);
                 records.look(&node);
                 for (vb, changes) in &history.changes {
                     let is_all_durable = history.durable[vb] == changes.last().unwrap().seqno().0;
-                    assert!(is_all_durable || node.poisoned(*vb).is_some(), "{op:?} {nth}: vb {vb} waits for nothing");
+                    // A file that takes no more writes may keep a small log from being used again.
+                    let is_told = node.poisoned(*vb).is_some() || node.store.log_full();
+                    assert!(is_all_durable || is_told, "{op:?} {nth}: vb {vb} waits for nothing");
                 }
                 let is_past_the_end = sim.storage.count(op) <= nth;
                 drop(node);
@@ -276,6 +282,10 @@ fn a_switch_gets_over_what_fails_for_a_while() {
                 let mut history = History { mode: way.0, bucket_made: true, ..History::default() };
                 let mut records = Records::default();
                 turn(&node, way, seed, 3, &mut history, &mut records);
+                node.stepper.advance(Duration::from_secs(60));
+                for vb in 0..rig::VBS {
+                    history.changes.entry(vb).or_default().push(node.set(vb, "after", b"that"));
+                }
                 node.stepper.advance(Duration::from_secs(60));
                 let is_past_the_end = sim.storage.count(op) <= nth;
                 assert!(!node.store.is_switching_log(), "{op:?} {nth}");

@@ -32,6 +32,9 @@ const (
 	setClusterConfig = memd.CmdCode(0xb4)
 )
 
+// notMine is why a node does nothing about a vBucket that is not active there.
+var notMine = fmt.Sprintf("%#x", uint16(memd.StatusNotMyVBucket))
+
 // features in the order they are asked for.
 var features = []memd.HelloFeature{
 	memd.FeatureXerror, memd.FeatureSelectBucket, memd.FeatureAltRequests, memd.FeatureSyncReplication,
@@ -43,15 +46,17 @@ var features = []memd.HelloFeature{
 type conn struct {
 	socket net.Conn
 	packet *memd.Conn
+	// patience is how long any one answer may take.
+	patience time.Duration
 }
 
 // dial makes a connection to a bucket, or to none, which is how an administrator speaks to a node.
-func dial(address, bucket string) (*conn, error) {
+func dial(address, bucket string, patience time.Duration) (*conn, error) {
 	socket, err := net.DialTimeout("tcp", address, dialMax)
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{socket, memd.NewConn(socket)}
+	c := &conn{socket, memd.NewConn(socket), patience}
 	if err := c.logIn(bucket); err != nil {
 		c.close()
 		return nil, fmt.Errorf("log in at %s: %w", address, err)
@@ -87,7 +92,7 @@ func (c *conn) close() {
 // call sends a request and waits for its answer. After an error the connection is of no use: an answer may still come.
 func (c *conn) call(request memd.Packet) (*memd.Packet, error) {
 	request.Magic = memd.CmdMagicReq
-	if err := c.socket.SetDeadline(time.Now().Add(answerMax)); err != nil {
+	if err := c.socket.SetDeadline(time.Now().Add(c.patience)); err != nil {
 		return nil, err
 	}
 	if err := c.packet.WritePacket(&request); err != nil {

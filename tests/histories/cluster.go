@@ -20,7 +20,7 @@ import (
 
 const (
 	vbuckets = 8
-	// startMax is how long a node may take to serve, or to end.
+	// startMax is how long a node may take to serve, to end, and to do what a coordinator asks for.
 	startMax = 20 * time.Second
 )
 
@@ -171,6 +171,11 @@ func (c *cluster) stop() error {
 // restart starts a node that has ended again, with what is on its disk.
 func (c *cluster) restart(number int) error {
 	_ = c.nodes[number].gone()
+	return c.start(number)
+}
+
+// start starts a node that is known to have ended.
+func (c *cluster) start(number int) error {
 	c.begin(number)
 	return c.nodes[number].start()
 }
@@ -223,7 +228,7 @@ func (c *cluster) failOver(lost, through int) error {
 
 // ask returns the chains that a node knows.
 func (c *cluster) ask(number int) ([][]int, error) {
-	client, err := dial(c.nodes[number].kv, bucket)
+	client, err := dial(c.nodes[number].kv, bucket, startMax)
 	if err != nil {
 		return nil, err
 	}
@@ -310,7 +315,7 @@ func (n *node) makeBucket(replicas int) (map[string]any, error) {
 	if err := n.as("", memd.Packet{Command: createBucket, Key: []byte(bucket), Value: []byte(spec)}); err != nil {
 		return nil, err
 	}
-	client, err := dial(n.kv, bucket)
+	client, err := dial(n.kv, bucket, startMax)
 	if err != nil {
 		return nil, err
 	}
@@ -353,7 +358,7 @@ func (n *node) takeRoles(number int, c *cluster) error {
 
 // as makes a connection for one request.
 func (n *node) as(bucket string, request memd.Packet) error {
-	client, err := dial(n.kv, bucket)
+	client, err := dial(n.kv, bucket, startMax)
 	if err != nil {
 		return err
 	}

@@ -49,13 +49,17 @@ func TestAllAreKilledAtOnceAndComeBack(t *testing.T) {
 	})
 }
 
-// Of two nodes the other one is left alone, with all that was acknowledged; of three two go on.
-func TestAKilledNodeIsFailedOver(t *testing.T) {
+// Of two nodes the other one is left alone, with all that was acknowledged; of three two go on. The lost one comes back with what
+// it had, and serves nothing.
+func TestAKilledNodeIsFailedOverAndComesBack(t *testing.T) {
 	twoAndThree(t, spread, all, func(s *scene) {
 		lost, through := s.pair()
 		s.kill(lost)
 		_ = s.nodes[lost].gone()
 		s.must(s.failOver(lost, through))
+		s.goesOn()
+		s.must(s.start(lost))
+		s.stepsDown(lost, true)
 		s.goesOn()
 	})
 }
@@ -80,6 +84,7 @@ func TestANodeThatStandsStillIsFailedOver(t *testing.T) {
 		s.goOn(still)
 		s.goesOn()
 		s.acknowledgesNothing(still)
+		s.stepsDown(still, false)
 	})
 }
 
@@ -124,6 +129,7 @@ func TestANodeThatIsCutOffIsFailedOver(t *testing.T) {
 		s.heal()
 		s.goesOn()
 		s.acknowledgesNothing(alone)
+		s.stepsDown(alone, false)
 	})
 }
 
@@ -139,6 +145,7 @@ func TestANodeIsFailedOverThatOnlyOneOtherCannotReach(t *testing.T) {
 		s.heal()
 		s.goesOn()
 		s.acknowledgesNothing(lost)
+		s.stepsDown(lost, false)
 	})
 }
 
@@ -214,6 +221,27 @@ func (s *scene) acknowledgesNothing(number int) {
 		}
 	}
 	stubborn.leave()
+}
+
+// stepsDown waits until a node that is out of office, and can reach the others, knows it. From a restart on it serves nothing
+// before it knows.
+func (s *scene) stepsDown(number int, isRestarted bool) {
+	s.Helper()
+	witness := s.load.client(clientCount + 2)
+	defer witness.leave()
+	until := time.Now().Add(patience)
+	for vb := 0; vb < vbuckets; time.Sleep(pace) {
+		name, _ := key(vb)
+		op := witness.ask(number, vb, Op{Key: name, Kind: Get})
+		switch {
+		case op.Why == notMine:
+			vb++
+		case isRestarted && op.Outcome == Done:
+			s.Fatalf("a node that came back out of office serves: %v", op)
+		case time.Now().After(until):
+			s.Fatalf("after %v a node out of office does not know it: %v", patience, op)
+		}
+	}
 }
 
 func needsNetwork(t *testing.T) {

@@ -184,7 +184,7 @@ func (c *client) remember(op Op) {
 func (c *client) exchange(number int, request memd.Packet) (*memd.Packet, bool, error) {
 	to := c.conns[number]
 	if to == nil {
-		fresh, err := dial(c.cluster.nodes[number].kv, bucket)
+		fresh, err := dial(c.cluster.nodes[number].kv, bucket, answerMax)
 		if err != nil {
 			return nil, false, err
 		}
