@@ -365,3 +365,16 @@ fn a_node_that_comes_back_asks_before_it_serves() {
     );
     server.stop();
 }
+
+#[test]
+fn the_commands_find_a_cluster_in_the_directory_they_are_given_in() {
+    let dir = directory();
+    let cluster = Serve::cluster(&dir.path().join("settee-cluster")).without_password();
+    let server = cluster.arg("--vbuckets=8").arg("--base-port=0").start();
+    let mut command = settee();
+    let output = command.current_dir(dir.path()).args(["cluster", "status", "--json"]).output().expect("it starts");
+    let seen: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let up = seen["nodes"].as_array().expect("a list").iter().filter(|node| node["state"] == "up");
+    assert_eq!(up.count(), 2, "{seen}");
+    server.stop();
+}

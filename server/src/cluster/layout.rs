@@ -26,12 +26,13 @@ pub struct Progress {
     pub high: Seqno,
 }
 
-/// The map without a node: what was active there is active nowhere, and nobody follows it. Its revision is the next one.
+/// The map without a node: what was active there is active nowhere, and nobody follows it. Its revision is the next one but one: a
+/// coordinator that was interrupted may have given the next one to that node alone.
 ///
 /// # Errors
 /// The vBuckets that nobody else has.
 pub fn without(map: &Map, gone: usize) -> Result<Map, Vec<u16>> {
-    let mut next = successor(map);
+    let mut next = successor(&successor(map));
     next.nodes.remove(gone);
     next.forward.clear();
     let mut lost = Vec::new();
@@ -232,7 +233,7 @@ mod tests {
         assert_eq!(between.chains[1], [Some(0), None]);
         let after = promoted(&between, |_, _| Progress::default());
         assert_eq!(after.chains, vec![vec![Some(0), None]; 4]);
-        assert_eq!((after.nodes.len(), after.nodes[0].kv_port, after.revision.rev), (1, 1, 7));
+        assert_eq!((after.nodes.len(), after.nodes[0].kv_port, after.revision.rev), (1, 1, 8));
         assert_eq!(without(&after, 0), Err(vec![0, 1, 2, 3]));
     }
 
