@@ -289,6 +289,16 @@ impl Changelog {
         Some(Cursor { id })
     }
 
+    /// Registers a reader that has seen just what another one has released.
+    pub fn cursor_beside(&self, name: &str, other: &Cursor) -> Cursor {
+        let mut inner = self.inner.lock();
+        let next = inner.place_mut(other).next;
+        inner.cursors_made += 1;
+        let id = inner.cursors_made;
+        inner.cursors.push(Place { id, name: name.to_owned(), next, is_stale: false });
+        Cursor { id }
+    }
+
     /// What comes after everything this cursor has released, up to about `bytes_max` bytes (at least one item if there
     /// is one). Reading again before [`Changelog::release`] gives the same items: a failed batch is simply read again.
     pub fn read(&self, cursor: &Cursor, bytes_max: usize) -> Slice {

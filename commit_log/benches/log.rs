@@ -4,48 +4,18 @@
 //! `cargo test` everything is small and nothing is claimed.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use commit_log::{Driver, Lead, Log, Observer, Options, Submission, Synced};
-use env::{Env, File, OpenMode, Storage};
+use commit_log::{Driver, Lead, Log, Observer, Options, Submission, Synced, Way};
+use env::{Durable, OpenMode};
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{PoolConfig, Pools};
 use types::{BucketUuid, Cas, Datatype, Item, KeyBuf, Kind, Meta, RevSeqno, Seqno, VbId};
 
 const VBUCKETS: usize = 1024;
 const VALUE_BYTES: usize = 512;
-
-/// The real storage without its way past the page cache.
-struct Plain(Arc<dyn Storage>);
-
-impl Storage for Plain {
-    fn open(&self, path: &Path, mode: OpenMode) -> std::io::Result<Arc<dyn File>> {
-        self.0.open(path, mode)
-    }
-    fn create_dir_all(&self, path: &Path) -> std::io::Result<()> {
-        self.0.create_dir_all(path)
-    }
-    fn list(&self, path: &Path) -> std::io::Result<Vec<String>> {
-        self.0.list(path)
-    }
-    fn rename(&self, from: &Path, to: &Path) -> std::io::Result<()> {
-        self.0.rename(from, to)
-    }
-    fn remove_file(&self, path: &Path) -> std::io::Result<()> {
-        self.0.remove_file(path)
-    }
-    fn remove_dir(&self, path: &Path) -> std::io::Result<()> {
-        self.0.remove_dir(path)
-    }
-    fn sync_dir(&self, path: &Path) -> std::io::Result<()> {
-        self.0.sync_dir(path)
-    }
-    fn exists(&self, path: &Path) -> std::io::Result<bool> {
-        self.0.exists(path)
-    }
-}
 
 struct Sizes {
     turns: usize,
@@ -92,22 +62,23 @@ fn measure_syncs(sizes: &Sizes) {
         let file_bytes = sizes.segment_bytes;
         (0..file_bytes >> 20).for_each(|n| env::write_all_at(&*file, &zeros, n << 20).expect("write"));
         file.sync().expect("sync");
-        let durable = env.storage.open_durable(&path).expect("open");
+        let open = |how| env.storage.open_durable(&path, how).expect("open");
+        let durable = [("O_DSYNC write", open(Durable::Synced)), ("O_DIRECT | O_DSYNC write", open(Durable::Direct))];
         let memory = vec![0xa5; bytes + 4096];
         let start = memory.as_ptr().align_offset(4096);
         let block = &memory[start..start + bytes];
-        let mut ways: Vec<(&str, Vec<f64>, u64)> = vec![("write + fdatasync", Vec::new(), 0)];
-        ways.extend(durable.is_some().then_some(("O_DIRECT | O_DSYNC write", Vec::new(), 0)));
+        let mut ways = vec![("write + fdatasync", None, Vec::new(), 0)];
+        ways.extend(durable.iter().filter_map(|(name, file)| Some((*name, Some(file.as_ref()?), Vec::new(), 0))));
         for _ in 0..sizes.turns {
-            for (n, (_, took, at)) in ways.iter_mut().enumerate() {
+            for (_, durable, took, at) in &mut ways {
                 for _ in 0..sizes.syncs_a_turn {
                     if *at + bytes as u64 > file_bytes {
                         *at = 0;
                     }
                     let began = Instant::now();
-                    match (n, &durable) {
-                        (1, Some(durable)) => env::write_all_at(&**durable, block, *at).expect("write"),
-                        _ => {
+                    match durable {
+                        Some(durable) => env::write_all_at(&***durable, block, *at).expect("write"),
+                        None => {
                             env::write_all_at(&*file, block, *at).expect("write");
                             file.sync().expect("sync");
                         }
@@ -117,7 +88,7 @@ fn measure_syncs(sizes: &Sizes) {
                 }
             }
         }
-        for (name, mut took, _) in ways {
+        for (name, _, mut took, _) in ways {
             took.sort_by(f64::total_cmp);
             println!(
                 "{bytes:>9}  {name:<28} {:>9.0} {:>9.0}",
@@ -144,7 +115,7 @@ impl Observer for Answers {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum Led {
     /// The clients' thread leads itself.
     Inline,
     Driven(Driver),
@@ -152,8 +123,8 @@ enum Way {
 
 struct Variant {
     name: &'static str,
-    past_cache: bool,
     way: Way,
+    led: Led,
 }
 
 /// Clients in a closed loop: each submits one 512-byte change, waits until it is durable, and submits the next.
@@ -162,7 +133,7 @@ struct Clients {
     answers: Arc<Answers>,
     _pools: Arc<Pools>,
     _dir: tempfile::TempDir,
-    way: Way,
+    led: Led,
     /// By vBucket: high seqno, and what is not durable yet.
     vbs: Vec<(u64, VecDeque<u64>)>,
     item: Box<[u8]>,
@@ -172,21 +143,18 @@ const BUCKET: BucketUuid = BucketUuid(1);
 
 impl Clients {
     fn new(sizes: &Sizes, variant: &Variant) -> Clients {
-        let mut env: Env = env::os::env();
-        if !variant.past_cache {
-            env.storage = Arc::new(Plain(env.storage));
-        }
+        let env = env::os::env();
         let dir = tempfile::tempdir_in(&sizes.dir).expect("a directory");
         let options = Options {
             segment_bytes: sizes.segment_bytes,
             log_bytes_max: 4 * sizes.segment_bytes,
-            ..Options::default()
+            way: Some(variant.way),
         };
         let log = Log::open(&env, &dir.path().join("log"), options, &mut |_| {}).expect("a new log");
         let answers = Arc::new(Answers(Bay::new(Vec::new())));
         log.observe(answers.clone());
         let pools = Pools::start(&env, &PoolConfig::default());
-        if let Way::Driven(driver) = variant.way {
+        if let Led::Driven(driver) = variant.led {
             log.drive(&pools, driver).expect("a thread");
         }
         // All files are made before anything is measured.
@@ -195,7 +163,7 @@ impl Clients {
             answers,
             _pools: pools,
             _dir: dir,
-            way: variant.way,
+            led: variant.led,
             vbs: (0..VBUCKETS).map(|_| (0, VecDeque::new())).collect(),
             item: vec![b'v'; VALUE_BYTES].into(),
         };
@@ -238,7 +206,7 @@ impl Clients {
         (0..count).for_each(|n| self.submit(n % VBUCKETS));
         let (mut open, mut answered) = (count, 0);
         while open > 0 {
-            if self.way == Way::Inline {
+            if self.led == Led::Inline {
                 assert_ne!(self.log.lead(), Lead::Full);
             }
             let batch = self.answers.0.wait(|answers| match answers.is_empty() {
@@ -273,11 +241,11 @@ impl Clients {
 
 fn measure_log(sizes: &Sizes) {
     let variants = [
-        Variant { name: "page cache, thread", past_cache: false, way: Way::Driven(Driver::Thread) },
-        Variant { name: "page cache, inline", past_cache: false, way: Way::Inline },
-        Variant { name: "direct, task", past_cache: true, way: Way::Driven(Driver::Task) },
-        Variant { name: "direct, thread", past_cache: true, way: Way::Driven(Driver::Thread) },
-        Variant { name: "direct, inline", past_cache: true, way: Way::Inline },
+        Variant { name: "page cache, thread", way: Way::WriteAndSync, led: Led::Driven(Driver::Thread) },
+        Variant { name: "page cache, inline", way: Way::WriteAndSync, led: Led::Inline },
+        Variant { name: "direct, task", way: Way::Direct, led: Led::Driven(Driver::Task) },
+        Variant { name: "direct, thread", way: Way::Direct, led: Led::Driven(Driver::Thread) },
+        Variant { name: "direct, inline", way: Way::Direct, led: Led::Inline },
     ];
     let mut clients: Vec<_> = variants.iter().map(|variant| Clients::new(sizes, variant)).collect();
     println!("{:>9}  {:<28} {:>9} {:>9} {:>9}", "clients", "way", "changes/s", "syncs/s", "µs/sync");

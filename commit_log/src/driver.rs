@@ -179,7 +179,7 @@ impl Task for Preparing {
     fn run(&self, _: &Context<'_>) -> Next {
         let Some(log) = self.0.upgrade() else { return Next::Done };
         // Told by the leader, if it comes to need one.
-        let _ = log.prepare_next();
+        let _ = log.prepare_next().and_then(|()| log.choose_way());
         Next::Idle
     }
 }

@@ -61,11 +61,11 @@ pub struct RangeReport {
 pub fn inspect(env: &Env, dir: &Path) -> Result<Inspection, LogError> {
     let (candidates, _) = candidates(env, dir, OpenMode::Read)?;
     let log_id = candidates.iter().find_map(|c| c.newest()).map(|(header, _)| format!("{:032x}", header.log_id));
-    let segments = candidates.iter().map(report).collect::<Result<_, _>>()?;
+    let segments = candidates.iter().map(|candidate| report(env, candidate)).collect::<Result<_, _>>()?;
     Ok(Inspection { log_id, segments })
 }
 
-fn report(candidate: &Candidate) -> Result<SegmentReport, LogError> {
+fn report(env: &Env, candidate: &Candidate) -> Result<SegmentReport, LogError> {
     let show = |slot: &Slot| match slot {
         Slot::Valid(header) => header.sequence.to_string(),
         Slot::Blank => "blank".to_owned(),
@@ -90,7 +90,7 @@ fn report(candidate: &Candidate) -> Result<SegmentReport, LogError> {
     };
     if let Some(header) = header {
         let mut bytes = vec![0; candidate.size.min(header.segment_bytes) as usize];
-        env::read_exact_at(&*candidate.file, &mut bytes, 0).map_err(LogError::io("read", &candidate.path))?;
+        env::read_exact_at(&*candidate.open(env)?, &mut bytes, 0).map_err(LogError::io("read", &candidate.path))?;
         walk(&mut report, &header, &bytes);
     }
     Ok(report)

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use crate::segment::{self, Pace, Trouble};
 use crate::space::{Key, Mark, Space};
 use crate::stats::{self, LogStats};
 use crate::sync::Mutex;
+use crate::way::{self, Medians, Way};
 use crate::writer::Writer;
 
 /// Changes of one vBucket that are to be durable together with whatever else waits.
@@ -134,7 +135,9 @@ pub struct Log {
     observer: OnceLock<Arc<dyn Observer>>,
     pub(crate) running: OnceLock<Running>,
     active_bytes: AtomicU64,
-    way: &'static str,
+    /// A [`Way`]: how segments are written from here on.
+    way: AtomicU8,
+    medians: OnceLock<Medians>,
     counts: Counts,
 }
 
@@ -164,6 +167,8 @@ struct Queue {
     /// What was taken last needs room. Nothing more is taken.
     full: Option<Arc<str>>,
     poisoned: Option<Arc<str>>,
+    /// Nothing is taken, for now.
+    held: bool,
     closed: bool,
 }
 
@@ -214,12 +219,13 @@ impl Log {
 
     fn go_on(env: &Env, dir: &Path, options: Options, opened: Opened) -> Arc<Log> {
         let Opened { log_id, sealed, active, active_marks, at, tail, prev, ready, spares, next_number } = opened;
-        let (way, why) = match active.durable {
-            Some(_) => ("O_DIRECT and O_DSYNC", "the file system takes it; 12 to 23 % sooner than write and fdatasync"),
-            None if !options.past_cache => ("write and fdatasync", "as configured"),
-            None => ("write and fdatasync", "the file system or the system has no way past the page cache"),
+        let way = if active.durable.is_some() { active.way } else { Way::WriteAndSync };
+        let why = match options.way {
+            None => "until it is known which way is the fastest",
+            Some(wanted) if wanted == way => "as configured",
+            Some(_) => "the file system or the system does not take the way that is configured",
         };
-        tracing::info!(way, why, segment_bytes = options.segment_bytes, "commit log open");
+        tracing::info!(way = way.name(), why, segment_bytes = options.segment_bytes, "commit log open");
         let mut space = Space::new(ready, spares, active.header.sequence, next_number);
         space.files += sealed.len();
         sealed.into_iter().for_each(|(segment, marks)| space.seal(segment, marks));
@@ -233,6 +239,7 @@ impl Log {
             writer: Some(Box::new(writer)),
             full: None,
             poisoned: None,
+            held: false,
             closed: false,
         };
         Arc::new(Log {
@@ -245,7 +252,8 @@ impl Log {
             observer: OnceLock::new(),
             running: OnceLock::new(),
             active_bytes: AtomicU64::new(at),
-            way,
+            way: AtomicU8::new(way as u8),
+            medians: OnceLock::new(),
             counts: Counts::default(),
         })
     }
@@ -274,7 +282,7 @@ impl Log {
         if let Some(reason) = &queue.poisoned {
             return Err(LogError::Poisoned(Arc::clone(reason)));
         }
-        if queue.closed {
+        if queue.closed || queue.held {
             return Err(LogError::Closed);
         }
         if let Some(why) = &queue.full {
@@ -392,6 +400,10 @@ impl Log {
                 self.next_segment(writer)?;
                 continue;
             }
+            let way = self.way();
+            if writer.segment.way != way {
+                writer.segment.go_over(&self.env, way);
+            }
             let began = self.env.clock.monotonic();
             let written = writer.write(count, bytes)?;
             let took = self.env.clock.monotonic().saturating_sub(began);
@@ -502,7 +514,7 @@ impl Log {
         drop(space);
 
         let made = match spare {
-            Some(spare) => match spare.begin((&self.env, &self.options), header) {
+            Some(spare) => match spare.begin(&self.env, self.way(), header) {
                 Ok(segment) => {
                     stats::RECYCLED.inc();
                     Ok(segment)
@@ -512,8 +524,7 @@ impl Log {
             None => {
                 let path = self.dir.join(segment::file_name(number));
                 stats::CREATED.inc();
-                segment::create((&self.env, &self.options), path, header, Pace::Beside)
-                    .map_err(|trouble| (trouble, None))
+                segment::create(&self.env, self.way(), path, header, Pace::Beside).map_err(|trouble| (trouble, None))
             }
         };
 
@@ -535,6 +546,52 @@ impl Log {
         };
         drop(space);
         outcome
+    }
+
+    fn way(&self) -> Way {
+        Way::ALL[usize::from(self.way.load(Relaxed))]
+    }
+
+    /// Finds out which way of writing is the fastest here, on the segment that is ready, and goes over to it: once in a log's
+    /// life, and not if a way is configured. Takes some 20 ms, in which that segment cannot be used.
+    pub fn choose_way(&self) -> Result<(), LogError> {
+        if self.options.way.is_some() || self.medians.get().is_some() {
+            return Ok(());
+        }
+        let mut space = self.space.lock();
+        if space.preparing {
+            return Ok(());
+        }
+        let Some(segment) = space.ready.pop_front() else { return Ok(()) };
+        space.preparing = true;
+        drop(space);
+        let compared = way::compare(&self.env, &segment);
+        let mut space = self.space.lock();
+        space.preparing = false;
+        space.ready.push_front(segment);
+        drop(space);
+        match compared {
+            Ok(medians) => {
+                let fastest = medians.fastest();
+                match medians.0.is_empty() {
+                    true => tracing::info!(way = fastest.name(), "the commit log has no other way of writing here"),
+                    false => {
+                        tracing::info!(way = fastest.name(), "the commit log's fastest way of writing here: {medians}")
+                    }
+                }
+                self.way.store(fastest as u8, Relaxed);
+                let _ = self.medians.set(medians);
+            }
+            Err(Trouble::Poison(reason)) => {
+                self.poison(&reason);
+                return Err(LogError::Poisoned(reason));
+            }
+            // Another time.
+            Err(Trouble::NoRoom(_) | Trouble::DiskFull(_)) => {}
+        }
+        // The leader may wait for just this segment.
+        self.wake();
+        Ok(())
     }
 
     /// The vBucket's file holds everything up to `mark`: what it has in the log up to there is not needed. A record that was
@@ -575,7 +632,8 @@ impl Log {
         let segments = self.space.lock().files as u64;
         let queue = self.queue.lock();
         LogStats {
-            way: self.way,
+            way: self.way().name(),
+            way_medians: self.medians.get().map(Medians::to_string).unwrap_or_default(),
             syncs: self.counts.syncs.load(Relaxed),
             submits: self.counts.submits.load(Relaxed),
             records: self.counts.records.load(Relaxed),
@@ -594,12 +652,22 @@ impl Log {
         (self.options.segment_bytes - DATA_AT) as usize - RECORD_HEADER_BYTES
     }
 
-    /// Takes no more, makes durable what waits, and marks the end, so that the next start can tell a torn end from a damaged
-    /// one. Stops the driver.
-    pub fn close(&self) -> Result<(), LogError> {
+    /// Whether submissions are refused as [`LogError::Closed`] from here on. What was taken before becomes durable all the same.
+    pub fn hold(&self, held: bool) {
+        self.queue.lock().held = held;
+    }
+
+    /// When this returns, nobody leads of himself any more, and nobody will.
+    pub fn stop(&self) {
         if let Some(running) = self.running.get() {
             running.stop();
         }
+    }
+
+    /// Takes no more, makes durable what waits, and marks the end, so that the next start can tell a torn end from a damaged
+    /// one. Stops the driver.
+    pub fn close(&self) -> Result<(), LogError> {
+        self.stop();
         {
             let mut queue = self.queue.lock();
             if !queue.closed && queue.poisoned.is_none() {

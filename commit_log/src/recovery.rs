@@ -74,7 +74,6 @@ pub(crate) struct Opened {
 /// A file in the log's directory.
 pub(crate) struct Candidate {
     pub path: PathBuf,
-    pub file: Arc<dyn File>,
     pub size: u64,
     pub slots: [Slot; 2],
 }
@@ -89,8 +88,13 @@ impl Candidate {
         valid.max_by_key(|(header, _)| (header.sequence, header.segment_bytes))
     }
 
-    fn into_segment(self, header: SegmentHeader, slot: u8) -> Segment {
-        Segment { file: self.file, durable: None, path: self.path, header, slot, file_bytes: self.size }
+    /// One file is open at a time, however many there are.
+    pub fn open(&self, env: &Env) -> Result<Arc<dyn File>, LogError> {
+        env.storage.open(&self.path, OpenMode::Read).map_err(LogError::io("open", &self.path))
+    }
+
+    fn into_resting(self, header: SegmentHeader, slot: u8) -> Resting {
+        Resting { path: self.path, header, slot, file_bytes: self.size }
     }
 
     fn damaged(&self, offset: u64, what: impl Into<String>, lost: impl Into<String>) -> LogError {
@@ -117,7 +121,7 @@ pub(crate) fn candidates(env: &Env, dir: &Path, mode: OpenMode) -> Result<(Vec<C
                 format!("written in format {version} of the commit log; this program knows formats 1 to {VERSION}");
             return Err(LogError::Damaged { path, offset: 0, what, lost: "nothing: use a newer program".into() });
         }
-        found.push(Candidate { path, file, size, slots });
+        found.push(Candidate { path, size, slots });
     }
     Ok((found, next_number))
 }
@@ -129,11 +133,11 @@ pub(crate) struct Chosen {
 }
 
 /// Sorts the files. Fails if one that is needed is missing or cannot be told.
-pub(crate) fn choose(dir: &Path, candidates: Vec<Candidate>) -> Result<Chosen, LogError> {
+pub(crate) fn choose(env: &Env, dir: &Path, candidates: Vec<Candidate>) -> Result<Chosen, LogError> {
     let newest = candidates.iter().filter_map(|c| c.newest()).map(|(header, _)| header).max_by_key(|h| h.sequence);
     let Some(newest) = newest else {
         for candidate in &candidates {
-            if !is_zero_after_header(candidate)? {
+            if !is_zero_after_header(env, candidate)? {
                 let what = "neither header slot can be read, in this or any other segment";
                 return Err(candidate.damaged(0, what, "all that is in the log and not yet filed"));
             }
@@ -175,7 +179,8 @@ pub(crate) fn choose(dir: &Path, candidates: Vec<Candidate>) -> Result<Chosen, L
         if candidate.size < DATA_AT + bytes.len() as u64 {
             continue;
         }
-        env::read_exact_at(&*candidate.file, &mut bytes, DATA_AT).map_err(LogError::io("read", &candidate.path))?;
+        let file = candidate.open(env)?;
+        env::read_exact_at(&*file, &mut bytes, DATA_AT).map_err(LogError::io("read", &candidate.path))?;
         if RecordHeader::decode(&bytes, seed(newest.log_id, next), DATA_AT).is_some() {
             let what = format!("holds records of segment {next}, but no header that says so");
             return Err(candidate.damaged(0, what, format!("what is in segment {next}, the newest")));
@@ -184,9 +189,10 @@ pub(crate) fn choose(dir: &Path, candidates: Vec<Candidate>) -> Result<Chosen, L
     Ok(Chosen { needed, surplus })
 }
 
-fn is_zero_after_header(candidate: &Candidate) -> Result<bool, LogError> {
+fn is_zero_after_header(env: &Env, candidate: &Candidate) -> Result<bool, LogError> {
+    let file = candidate.open(env)?;
     let mut bytes = vec![0; candidate.size.saturating_sub(DATA_AT) as usize];
-    env::read_exact_at(&*candidate.file, &mut bytes, DATA_AT.min(candidate.size))
+    env::read_exact_at(&*file, &mut bytes, DATA_AT.min(candidate.size))
         .map_err(LogError::io("read", &candidate.path))?;
     Ok(bytes.iter().all(|byte| *byte == 0))
 }
@@ -207,15 +213,15 @@ pub(crate) fn open(
 ) -> Result<Opened, LogError> {
     env::create_dir_durable(&*env.storage, dir).map_err(LogError::io("create directory", dir))?;
     let (candidates, next_number) = candidates(env, dir, OpenMode::ReadWrite)?;
-    let Chosen { needed, surplus } = choose(dir, candidates)?;
+    let Chosen { needed, surplus } = choose(env, dir, candidates)?;
     if needed.is_empty() {
         return begin_after(env, dir, options, (surplus, next_number));
     }
-    let mut segments: Vec<Segment> = needed.into_iter().map(|(c, header, slot)| c.into_segment(header, slot)).collect();
+    let mut sealed: Vec<Resting> = needed.into_iter().map(|(c, header, slot)| c.into_resting(header, slot)).collect();
 
-    let mut marks: Vec<Marks> = segments.iter().map(|_| Marks::new()).collect();
-    let (reading, mut bytes) = read_all(&segments, |n, found| {
-        if let Some(replayed) = decode(&segments[n], &found)? {
+    let mut marks: Vec<Marks> = sealed.iter().map(|_| Marks::new()).collect();
+    let (reading, mut bytes) = read_all(env, &sealed, |n, found| {
+        if let Some(replayed) = decode(&sealed[n], &found)? {
             let key = Key { bucket: replayed.bucket, vb: replayed.vb };
             marks[n].entry(key).or_default().rise(replayed.mark());
             replay(replayed);
@@ -225,40 +231,41 @@ pub(crate) fn open(
 
     // From here on the log is known to be whole. What was read may still be in the page cache only, and perhaps a sync of
     // it has failed: it is written once more, so that it can be counted on.
-    let spares = keep_spares(env, options, surplus, segments.len())?;
+    let spares = keep_spares(env, options, surplus, sealed.len())?;
     let (active_at, at, batch_at) = reading.last.unwrap_or((0, DATA_AT, DATA_AT));
+    let open = |resting: &Resting| resting.open(env).map_err(LogError::io("open", &resting.path));
+    let mut ready = sealed.split_off(active_at + 1).iter().map(open).collect::<Result<VecDeque<_>, _>>()?;
+    let mut active = open(&sealed.pop().expect("there is an active segment"))?;
     if reading.last.is_some() {
-        let active = &segments[active_at];
         let from = batch_at / BLOCK_BYTES * BLOCK_BYTES;
         let span = from as usize..at.next_multiple_of(BLOCK_BYTES) as usize;
         bytes[at as usize..span.end].fill(0);
         write_all_at(&*active.file, &bytes[span], from).map_err(LogError::io("write", &active.path))?;
         active.file.sync().map_err(LogError::io("sync", &active.path))?;
     }
-    for segment in segments.iter_mut().skip(active_at + usize::from(reading.last.is_some())) {
+    let is_empty = reading.last.is_none();
+    for segment in is_empty.then_some(&mut active).into_iter().chain(&mut ready) {
         let path = segment.path.clone();
         segment.renew_header().map_err(refused(&path))?;
     }
     env.storage.sync_dir(dir).map_err(LogError::io("sync directory", dir))?;
-    for segment in segments.iter_mut().skip(active_at) {
-        segment.open_durable(env, options);
+    for segment in [&mut active].into_iter().chain(&mut ready) {
+        segment.go_over(env, options.first_way());
     }
 
-    let ready = segments.split_off(active_at + 1);
-    let active = segments.pop().expect("there is an active segment");
     marks.truncate(active_at + 1);
     let active_marks = marks.pop().expect("as many as segments");
     let block_at = (at / BLOCK_BYTES * BLOCK_BYTES) as usize;
     let tail = if reading.last.is_some() { bytes[block_at..at as usize].to_vec() } else { Vec::new() };
     Ok(Opened {
         log_id: active.header.log_id,
-        sealed: segments.into_iter().map(Segment::rest).zip(marks).collect(),
+        sealed: sealed.into_iter().zip(marks).collect(),
         active,
         active_marks,
         at,
         tail,
         prev: reading.prev.unwrap_or(0),
-        ready: ready.into(),
+        ready,
         spares,
         next_number,
     })
@@ -288,12 +295,12 @@ fn begin_after(
     let mut spares = keep_spares(env, options, ours, 0)?;
     let header = SegmentHeader { log_id, sequence, oldest: sequence, segment_bytes: options.segment_bytes };
     let active = match spares.pop() {
-        Some(spare) => spare.begin((env, options), header).map_err(refused(&spare.path))?,
+        Some(spare) => spare.begin(env, options.first_way(), header).map_err(refused(&spare.path))?,
         None => {
             let path = dir.join(segment::file_name(next_number));
             next_number += 1;
             let header = SegmentHeader { segment_bytes: options.segment_bytes.min(FIRST_SEGMENT_BYTES), ..header };
-            segment::create((env, options), path.clone(), header, Pace::Hurry).map_err(refused(&path))?
+            segment::create(env, options.first_way(), path.clone(), header, Pace::Hurry).map_err(refused(&path))?
         }
     };
     env.storage.sync_dir(dir).map_err(LogError::io("sync directory", dir))?;
@@ -313,13 +320,14 @@ fn begin_after(
 
 /// Walks through all records in order. Returns where they end, and the bytes of the segment in which they do.
 fn read_all(
-    segments: &[Segment],
+    env: &Env,
+    segments: &[Resting],
     mut each: impl FnMut(usize, Found<'_>) -> Result<(), LogError>,
 ) -> Result<(Reading, Vec<u8>), LogError> {
     let mut reading = Reading::default();
     let (mut bytes, mut last_bytes) = (Vec::new(), Vec::new());
     for (n, segment) in segments.iter().enumerate() {
-        segment.read(&mut bytes)?;
+        segment.read(env, &mut bytes)?;
         let seed = segment.header.seed();
         if n > 0
             && let Some(first) = record_at(&bytes, seed, DATA_AT)
@@ -346,7 +354,7 @@ fn read_all(
     Ok((reading, last_bytes))
 }
 
-fn damaged(segment: &Segment, at: u64, next: &Found<'_>) -> LogError {
+fn damaged(segment: &Resting, at: u64, next: &Found<'_>) -> LogError {
     let sequence = segment.header.sequence;
     let lost = format!(
         "records of segment {sequence} from this place on; the next that can be read, for vBucket {} seqnos {}..={}, was \
@@ -361,7 +369,7 @@ fn damaged(segment: &Segment, at: u64, next: &Found<'_>) -> LogError {
     }
 }
 
-fn decode(segment: &Segment, found: &Found<'_>) -> Result<Option<Replayed>, LogError> {
+fn decode(segment: &Resting, found: &Found<'_>) -> Result<Option<Replayed>, LogError> {
     let header = &found.header;
     let mut body = found.body;
     let mut read = || {
@@ -391,7 +399,7 @@ fn keep_spares(env: &Env, options: &Options, surplus: Vec<Candidate>, needed: us
         let fits = candidate.size >= options.segment_bytes && needed + spares.len() < options.segments_max();
         match candidate.newest() {
             Some((header, slot)) if fits => {
-                spares.push(candidate.into_segment(header, slot).rest());
+                spares.push(candidate.into_resting(header, slot));
             }
             _ => remove(env, &candidate)?,
         }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use env::{Env, File, OpenMode, write_all_at};
 
-use crate::Options;
 use crate::error::{LogError, is_no_space};
 use crate::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, Slot};
+use crate::way::Way;
 
 /// How zeros are written.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +37,10 @@ impl Pace {
 ///    by a power cut leaves the file what it was.
 pub(crate) struct Segment {
     pub file: Arc<dyn File>,
-    /// The same file past the page cache, durable when written; see [`env::Storage::open_durable`].
+    /// The same file, durable when written, if it is written that way; see [`env::Storage::open_durable`].
     pub durable: Option<Arc<dyn File>>,
+    /// How it is to be written.
+    pub way: Way,
     pub path: PathBuf,
     pub header: SegmentHeader,
     pub slot: u8,
@@ -50,19 +52,32 @@ pub(crate) struct Segment {
 pub(crate) struct Resting {
     pub path: PathBuf,
     pub header: SegmentHeader,
-    slot: u8,
-    file_bytes: u64,
+    pub slot: u8,
+    pub file_bytes: u64,
 }
 
 impl Resting {
     /// Starts another life of the file. Its old records are none from here on.
-    pub fn begin(&self, (env, options): (&Env, &Options), header: SegmentHeader) -> Result<Segment, Trouble> {
-        let Resting { path, header: before, slot, file_bytes } = self;
-        let file = env.storage.open(path, OpenMode::ReadWrite).map_err(Trouble::no_room("open", path))?;
-        let (slot, file_bytes) = (*slot, *file_bytes);
-        let mut segment = Segment { file, durable: None, path: path.clone(), header: *before, slot, file_bytes };
-        segment.begin((env, options), header)?;
+    pub fn begin(&self, env: &Env, way: Way, header: SegmentHeader) -> Result<Segment, Trouble> {
+        let mut segment = self.open(env).map_err(Trouble::no_room("open", &self.path))?;
+        segment.begin(env, way, header)?;
         Ok(segment)
+    }
+
+    /// Opens the file in the life it is in.
+    pub fn open(&self, env: &Env) -> io::Result<Segment> {
+        let Resting { path, header, slot, file_bytes } = self;
+        let file = env.storage.open(path, OpenMode::ReadWrite)?;
+        let (durable, way) = (None, Way::WriteAndSync);
+        Ok(Segment { file, durable, way, path: path.clone(), header: *header, slot: *slot, file_bytes: *file_bytes })
+    }
+
+    /// All bytes of the segment.
+    pub fn read(&self, env: &Env, into: &mut Vec<u8>) -> Result<(), LogError> {
+        let file = env.storage.open(&self.path, OpenMode::Read).map_err(LogError::io("open", &self.path))?;
+        into.clear();
+        into.resize(self.header.segment_bytes as usize, 0);
+        env::read_exact_at(&*file, into, 0).map_err(LogError::io("read", &self.path))
     }
 }
 
@@ -78,7 +93,7 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    fn no_room(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Trouble {
+    pub fn no_room(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Trouble {
         move |e| {
             let why = format!("{op} {}: {e}", path.display()).into();
             if is_no_space(&e) { Trouble::DiskFull(why) } else { Trouble::NoRoom(why) }
@@ -102,7 +117,8 @@ pub(crate) fn file_number(name: &str) -> Option<u32> {
 
 /// Makes a new file full of zeros, durable under its name, with its first header.
 pub(crate) fn create(
-    (env, options): (&Env, &Options),
+    env: &Env,
+    way: Way,
     path: PathBuf,
     header: SegmentHeader,
     pace: Pace,
@@ -118,8 +134,9 @@ pub(crate) fn create(
         let _ = storage.remove_file(&path);
         return Err(trouble);
     }
-    let mut segment = Segment { file, durable: None, path, header, slot: 1, file_bytes: header.segment_bytes };
-    segment.begin((env, options), header)?;
+    let file_bytes = header.segment_bytes;
+    let mut segment = Segment { file, durable: None, way, path, header, slot: 1, file_bytes };
+    segment.begin(env, way, header)?;
     Ok(segment)
 }
 
@@ -135,18 +152,17 @@ fn fill(file: &dyn File, path: &Path, mut at: u64, bytes: u64, pace: Pace) -> Re
 }
 
 impl Segment {
-    fn begin(&mut self, (env, options): (&Env, &Options), header: SegmentHeader) -> Result<(), Trouble> {
+    fn begin(&mut self, env: &Env, way: Way, header: SegmentHeader) -> Result<(), Trouble> {
         self.grow(header.segment_bytes)?;
         self.write_header(1 - self.slot, header)?;
-        self.open_durable(env, options);
+        self.go_over(env, way);
         Ok(())
     }
 
-    /// From here on writes go past the page cache, if they may and can. Without that the log is slower, not worse.
-    pub fn open_durable(&mut self, env: &Env, options: &Options) {
-        if options.past_cache {
-            self.durable = env.storage.open_durable(&self.path).unwrap_or_default();
-        }
+    /// From here on it is written this way, if that can be. Otherwise the log is slower, not worse.
+    pub fn go_over(&mut self, env: &Env, way: Way) {
+        self.way = way;
+        self.durable = way.durable().and_then(|how| env.storage.open_durable(&self.path, how).unwrap_or_default());
     }
 
     /// Closes the file.
@@ -187,12 +203,5 @@ impl Segment {
             }
         }
         Ok((slots, size))
-    }
-
-    /// All bytes of the segment.
-    pub fn read(&self, into: &mut Vec<u8>) -> Result<(), LogError> {
-        into.clear();
-        into.resize(self.header.segment_bytes as usize, 0);
-        env::read_exact_at(&*self.file, into, 0).map_err(LogError::io("read", &self.path))
     }
 }

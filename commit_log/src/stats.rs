@@ -32,6 +32,8 @@ metrics::metrics! {
 pub struct LogStats {
     /// How what is written becomes durable.
     pub way: &'static str,
+    /// What the ways took when they were compared, in words; empty: they were not.
+    pub way_medians: String,
     pub syncs: u64,
     /// Submissions taken.
     pub submits: u64,

@@ -269,7 +269,7 @@ fn after_a_close_nothing_is_taken() {
 fn a_log_that_shall_not_go_past_the_page_cache_writes_and_syncs() {
     let env = env::os::env();
     let dir = tempfile::tempdir().unwrap();
-    let options = Options { past_cache: false, ..small() };
+    let options = Options { way: Some(commit_log::Way::WriteAndSync), ..small() };
     let log = Log::open(&env, &dir.path().join("log"), options, &mut |_| {}).unwrap();
     let told = Arc::new(rig::Told::default());
     log.observe(told.clone());

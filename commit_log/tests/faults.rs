@@ -247,3 +247,21 @@ fn an_open_that_fails_can_be_tried_again() {
         }
     }
 }
+
+/// However many segments there are, one is open at a time while they are read.
+#[test]
+fn a_log_of_many_segments_is_opened_with_few_descriptors() {
+    let options = || Options { segment_bytes: 16 << 10, log_bytes_max: 40 * (16 << 10), ..Options::default() };
+    let (env, mut sim) = sim::env(5);
+    let mut world = World::start(&env, options(), Truth::default()).unwrap();
+    while world.log.pressure().percent() < 90 {
+        world.submit(key(1, 1), 1, 900, false).unwrap();
+        assert_eq!(world.lead(), Lead::Idle);
+    }
+    assert!(world.log.stats().segments > 30);
+    let env = sim.kill();
+    sim.storage.arm(FaultPlan::new().open_files_max(2));
+    let mut world = World::start(&env, options(), world.truth).unwrap();
+    world.submit(key(1, 1), 1, 900, false).unwrap();
+    assert_eq!(world.lead(), Lead::Idle);
+}

@@ -44,6 +44,9 @@ pub struct VbStateRecord {
     pub replication_topology: Option<Vec<Vec<Option<String>>>>,
     /// How often the vBucket was rolled back. Settee's own; not written while it is 0.
     pub rollbacks: u64,
+    /// No commit comes before this one in the file, so whoever wants an earlier one need not look for it. Settee's own; not
+    /// written unless it is so.
+    pub is_first: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +100,7 @@ impl VbStateRecord {
             failover_table: None,
             replication_topology: None,
             rollbacks: 0,
+            is_first: false,
         }
     }
 
@@ -112,6 +116,7 @@ impl VbStateRecord {
             ("failover_table", failovers.map(|t| t.iter().map(|f| json!({"id": f.uuid, "seq": f.seqno})).collect())),
             ("high_prepared_seqno", Some(number(self.high_prepared_seqno))),
             ("hlc_epoch", Some(Value::String(epoch))),
+            ("is_first", self.is_first.then_some(Value::Bool(true))),
             ("max_cas", Some(number(self.max_cas))),
             ("max_deleted_seqno", Some(number(self.max_deleted_seqno))),
             ("max_visible_seqno", self.max_visible_seqno.map(number)),
@@ -177,6 +182,7 @@ impl VbStateRecord {
             failover_table: fields.0.get("failover_table").map(failover_table).transpose()?,
             replication_topology: fields.0.get("replication_topology").map(topology).transpose()?,
             rollbacks: or_zero("rollbacks")?,
+            is_first: fields.flag("is_first")?,
         })
     }
 }
@@ -268,6 +274,7 @@ mod tests {
             failover_table: t.5.map(|t| t.into_iter().map(|(uuid, seqno)| Failover { uuid, seqno }).collect()),
             replication_topology: t.6,
             rollbacks: t.7,
+            is_first: t.2 % 2 == 1,
         })
     }
 

@@ -54,18 +54,27 @@ impl Bucket {
 
     fn finish_rollback(&self, vb: &VBucket, before: VbState, to: Seqno) -> Result<Seqno, StoreError> {
         let rolled_back = self.store.roll_back(vb.id, to);
-        let mut state = vb.state.write();
         if let Ok(file) = &rolled_back {
-            vb.forget_all(Some(file));
+            {
+                let _state = vb.state.write();
+                vb.forget_all(Some(file));
+            }
+            self.recover_prepares(vb).inspect_err(|error| {
+                // They may have been acknowledged, so nobody may have it without them.
+                let (bucket, vb) = (self.name(), vb.id.0);
+                tracing::error!(
+                    bucket,
+                    vb,
+                    "rolled back, but out of use until a restart: its prepares cannot be read: {error}"
+                );
+            })?;
         }
-        drop(state);
-        let recovered = rolled_back.and_then(|file| self.recover_prepares(vb).map(|_| file.high));
-        state = vb.state.write();
+        let mut state = vb.state.write();
         vb.become_passive();
         *state = before;
         vb.is_rolling_back.store(false, SeqCst);
         drop(state);
         vb.bells.ring(vb.id);
-        recovered
+        rolled_back.map(|file| file.high)
     }
 }

@@ -14,9 +14,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use persist::{Damages, StoreError};
+use persist::{Damages, StoreError, Verdict};
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Class, Context, Next, PoolKind, Task, TaskHandle};
+use types::rank::{Mutex, Rank};
 use types::{Item, KeyBuf, VbId, VbState};
 
 use crate::bucket::Bucket;
@@ -63,11 +64,16 @@ impl WarmUpProgress {
 
 /// How many vBuckets are loaded at once.
 const LOADERS: usize = 2;
+/// One whose file could not be read is tried again after so long, then after twice that, and so on.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(60);
 
 /// The loading of a bucket.
 pub(crate) struct WarmUp {
     files: OnceLock<Vec<VbId>>,
     next: AtomicUsize,
+    /// Those that are tried again.
+    again: Mutex<Vec<VbId>>,
     ends: Bay<Ends>,
     keys: AtomicU64,
     values: AtomicU64,
@@ -90,6 +96,7 @@ impl Default for WarmUp {
         WarmUp {
             files: OnceLock::new(),
             next: AtomicUsize::new(0),
+            again: Mutex::ranked(Rank::CommitQueue, Vec::new()),
             ends: Bay::new(Ends::default()),
             keys: AtomicU64::new(0),
             values: AtomicU64::new(0),
@@ -192,7 +199,10 @@ impl Bucket {
     pub(crate) fn warm_up(self: &Arc<Bucket>) {
         let count = self.warm_up.files.get().map_or(0, Vec::len).min(LOADERS);
         let tasks: Vec<_> = (0..count)
-            .map(|_| self.pools.spawn(PoolKind::Background, Arc::new(Loader { bucket: Arc::downgrade(self) })))
+            .map(|_| {
+                let pause = Mutex::ranked(Rank::CommitQueue, Duration::ZERO);
+                self.pools.spawn(PoolKind::Background, Arc::new(Loader { bucket: Arc::downgrade(self), pause }))
+            })
             .collect();
         tasks.iter().for_each(TaskHandle::wake);
         let _ = self.warm_up.tasks.set(tasks);
@@ -222,7 +232,7 @@ impl Bucket {
         let clears = vb.table.clears();
         let filed = vb.log.marks.filed();
         let has_room = |bytes: usize| self.memory_used() + bytes as u64 <= self.low_mark();
-        let (mut documents, mut read_bytes) = (0i64, 0);
+        let (mut documents, mut read_bytes, mut keys, mut values) = (0i64, 0, 0, 0);
         let mut each = |item: Item| {
             if !item.is_committed() {
                 return;
@@ -230,6 +240,8 @@ impl Bucket {
             documents += i64::from(!item.is_deleted());
             progress.keys.fetch_add(1, Relaxed);
             progress.values.fetch_add(item.has_value().into(), Relaxed);
+            keys += 1;
+            values += u64::from(item.has_value());
             let bytes = (item.id().len() + item.value().len()) as u64;
             read_bytes += bytes;
             progress.bytes.fetch_add(bytes, Relaxed);
@@ -252,7 +264,11 @@ impl Bucket {
         let options = persist::WarmUp { tombstones: vb.full_eviction, prove: true };
         let read = self.store.warm_up(id, options, &mut |_, bytes| has_room(bytes), &mut each);
         self.store.governor().spent(read_bytes);
-        let read = read?;
+        let read = read.inspect_err(|_| {
+            // They come again.
+            let counted = [(&progress.keys, keys), (&progress.values, values), (&progress.bytes, read_bytes)];
+            counted.into_iter().for_each(|(count, by)| _ = count.fetch_sub(by, Relaxed));
+        })?;
         let said = read.map_or(0, |file| file.alive.saturating_sub(file.on_disk_prepares));
         {
             let _state = vb.state.read();
@@ -272,6 +288,40 @@ impl Bucket {
 /// Loads one vBucket a run, whenever there is nothing better to do and the governor lets it.
 struct Loader {
     bucket: Weak<Bucket>,
+    /// Since the last attempt at those that are tried again.
+    pause: Mutex<Duration>,
+}
+
+impl Loader {
+    /// Loads what could not be read for a reason that may have passed.
+    fn load_again(&self, bucket: &Bucket) -> Next {
+        let again = &bucket.warm_up.again;
+        let waited = *self.pause.lock();
+        let due = if waited.is_zero() { Vec::new() } else { std::mem::take(&mut *again.lock()) };
+        for vb in due {
+            let result = bucket.load(vb);
+            if result.as_ref().is_err_and(|error| error.verdict() == Verdict::Retry) {
+                again.lock().push(vb);
+                continue;
+            }
+            if result.is_ok() {
+                tracing::info!(bucket = bucket.name(), vb = vb.0, "could be read whole now");
+            }
+            bucket.warm_up.ends.change(|ends| {
+                match result {
+                    Ok(()) => ends.loaded += usize::from(ends.failed.remove(&vb).is_some()),
+                    Err(error) => _ = ends.failed.insert(vb, error),
+                }
+                ((), Wake::Everybody)
+            });
+        }
+        if again.lock().is_empty() {
+            return Next::Done;
+        }
+        let pause = (waited * 2).clamp(AGAIN_FIRST, AGAIN_MAX);
+        *self.pause.lock() = pause;
+        Next::After(pause)
+    }
 }
 
 impl Task for Loader {
@@ -290,7 +340,7 @@ impl Task for Loader {
         if let Some(pause) = bucket.store.governor().pause() {
             return Next::After(pause);
         }
-        let Some(vb) = files.get(warm_up.next.fetch_add(1, Relaxed)) else { return Next::Done };
+        let Some(vb) = files.get(warm_up.next.fetch_add(1, Relaxed)) else { return self.load_again(&bucket) };
         let result = bucket.load(*vb);
         if let Err(error) = &result {
             tracing::error!(
@@ -299,6 +349,9 @@ impl Task for Loader {
                 "could not be read whole; its documents are looked up in the file one by one, and whoever asks for one that \
                  cannot be read gets an error: {error}"
             );
+            if error.verdict() == Verdict::Retry {
+                warm_up.again.lock().push(*vb);
+            }
         }
         warm_up.ends.change(|ends| {
             match result {
@@ -457,6 +510,41 @@ mod tests {
             assert_eq!(took_ms > 1000, is_felt, "{took_ms} ms");
             engine.drain();
         }
+    }
+
+    /// A file that could not be read for a while is loaded once it can be, and nothing of it is counted twice.
+    #[test]
+    fn what_could_not_be_read_for_a_while_is_loaded_later() {
+        let (_, mut sim) = env::sim::env(3);
+        let keys: Vec<_> =
+            (0..8).map(|n| KeyBuf::in_default_collection(format!("k{n}").as_bytes()).expect("short")).collect();
+        {
+            let (pools, engine, bucket) = start(&sim, Eviction::Value);
+            keys.iter().for_each(|key| set(&bucket, key.as_key(), b"value"));
+            assert!(engine.drain().left.is_empty());
+            drop((bucket, engine));
+            pools.shutdown(Stop::Cancel);
+        }
+        sim.kill();
+        let clock = env::sim::SimClock::new();
+        let env = env::Env { clock: Arc::new(clock.clone()), ..sim.env() };
+        let stepper = scheduler::Stepper::new(&clock, scheduler::Order::InTurn);
+        let store =
+            Store::open(&env, &stepper.pools(), Path::new("/data"), persist::Options::default()).expect("opens");
+        let engine = Engine::new(&env, &stepper.pools(), store, Options::default());
+        engine.warm_up().expect("nothing is damaged");
+        let bucket = engine.bucket("b").expect("there");
+        let failing = env::sim::Rule::new(env::sim::Op::Read, env::sim::Fault::Errno(5)).path("0.couch").sticky();
+        sim.storage.arm(env::sim::FaultPlan::new().rule(failing));
+        stepper.run_until_idle();
+        let seen = || (bucket.unloadable().len(), bucket.warm_up_progress().vbuckets_loaded);
+        stepper.advance(Duration::from_secs(20));
+        assert_eq!(seen(), (1, 0));
+        sim.storage.arm(env::sim::FaultPlan::new());
+        stepper.advance(Duration::from_secs(20));
+        assert_eq!(seen(), (0, 1));
+        assert_eq!((bucket.warm_up_progress().keys, bucket.items()), (8, 8));
+        engine.drain();
     }
 
     /// Goal: what changes and leaves memory again while its vBucket is loaded is not undone by the loading. Method: the

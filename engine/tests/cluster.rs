@@ -71,13 +71,16 @@ struct Lived {
     rollbacks_to_nothing: u64,
     backfills: u64,
     recommits: u64,
+    hand_overs: u64,
+    hand_overs_undone: u64,
 }
 
 impl Lived {
     fn assert_thorough(&self) {
         let often = [self.acknowledged, self.crashes, self.promotions, self.backfills, self.standstills];
         let after_all = [self.rollbacks, self.rollbacks_to_nothing, self.recommits, self.failed_syncs];
-        let sometimes = [self.ambiguous, self.unknown].into_iter().chain(after_all);
+        let hand_overs = [self.hand_overs, self.hand_overs_undone];
+        let sometimes = [self.ambiguous, self.unknown].into_iter().chain(hand_overs).chain(after_all);
         assert!(often.iter().all(|n| *n >= 50) && sometimes.into_iter().all(|n| n >= 5), "{self:?}");
     }
 }
@@ -201,9 +204,12 @@ impl Cluster {
     }
 
     fn topology(&self) -> Topology {
-        let mut chain = vec![Some(NAMES[self.active].to_owned())];
-        chain.extend((0..self.nodes.len()).filter(|n| *n != self.active).map(|n| Some(NAMES[n].to_owned())));
-        vec![chain]
+        vec![self.chain_from(self.active)]
+    }
+
+    fn chain_from(&self, first: usize) -> Vec<Option<String>> {
+        let others = (0..self.nodes.len()).filter(|n| *n != first);
+        [first].into_iter().chain(others).map(|n| Some(NAMES[n].to_owned())).collect()
     }
 
     fn run(mut self, lived: &mut Lived) {
@@ -243,6 +249,7 @@ impl Cluster {
                 self.crash(n, lived);
             }
             25 if self.dice.one_in(3) => self.fail_over(lived),
+            25 if self.dice.one_in(2) => self.hand_over(lived),
             _ => {}
         }
     }
@@ -445,6 +452,11 @@ impl Cluster {
     }
 
     fn crash(&mut self, n: usize, lived: &mut Lived) {
+        self.restart(n, lived);
+        self.after_restart(n, lived);
+    }
+
+    fn restart(&mut self, n: usize, lived: &mut Lived) {
         lived.crashes += 1;
         if n == self.active {
             (0..self.nodes.len()).for_each(|n| self.streams[n] = None);
@@ -470,7 +482,79 @@ impl Cluster {
                 self.asked.push(asked);
             }
         }
-        self.after_restart(n, lived);
+    }
+
+    /// The active hands over to a replica in order. Either may crash between any two steps; then it is decided as whoever moves
+    /// vBuckets does.
+    fn hand_over(&mut self, lived: &mut Lived) {
+        let old = self.active;
+        let may = |n: &usize| *n != old && self.is_reachable(*n) && self.follows[*n];
+        let Some(next) = (0..self.nodes.len()).find(may) else { return };
+        let is_well = |cluster: &Cluster| [old, next].iter().all(|n| !cluster.is_poisoned(*n));
+        if !is_well(self) || [old, next].map(Some).contains(&self.standing) {
+            return;
+        }
+        if self.streams[next].is_none() && !self.connect(next, lived) {
+            return;
+        }
+        let begun = self.world(next).bucket.begin_takeover(VB, &|| self.world(next).nobody());
+        assert!(matches!(begun, Outcome::Pending), "{begun:?}");
+        let failover = self.world(old).bucket.vbucket(VB).unwrap().log.record().failover.clone();
+        let be = |cluster: &Cluster, state, topology| {
+            cluster.world(next).bucket.hand_over(VB, state, failover.clone(), topology).unwrap();
+        };
+        for step in 0..5 {
+            if self.with_crashes && self.dice.one_in(6) {
+                let who = if self.dice.one_in(2) { old } else { next };
+                self.restart(who, lived);
+                break;
+            }
+            if !is_well(self) {
+                break;
+            }
+            match step {
+                0 => {
+                    self.carry_all(next);
+                    be(self, VbState::Pending, None);
+                }
+                1 => self.world(old).bucket.set_vb_state(VB, VbState::Dead, None).unwrap(),
+                // That is on disk before the other one is active.
+                2 => self.world(old).settle(),
+                3 => self.carry_all(next),
+                _ => be(self, VbState::Active, Some(vec![self.chain_from(next)])),
+            }
+        }
+        // From here on it will not become active any more, if it is not.
+        self.world(next).bucket.end_takeover(VB, "interrupted");
+        let states = [old, next].map(|n| self.world(n).bucket.vb_state(VB).unwrap());
+        assert_ne!(states, [VbState::Active; 2], "both are active");
+        (0..self.nodes.len()).for_each(|n| self.disconnect(n));
+        if states[1] == VbState::Active {
+            lived.hand_overs += 1;
+            self.active = next;
+        } else {
+            lived.hand_overs_undone += 1;
+        }
+        let (active, topology) = (self.active, self.topology());
+        self.world(active).bucket.set_vb_state(VB, VbState::Active, Some(topology)).unwrap();
+        self.follows = (0..self.nodes.len()).map(|n| n == active).collect();
+        self.hear(lived);
+        // Who asked the old one was told, or its process is gone.
+        for asked in std::mem::take(&mut self.asked) {
+            match asked.node == active {
+                true => self.asked.push(asked),
+                false => self.keys.get_mut(&asked.key).unwrap().under_way = false,
+            }
+        }
+    }
+
+    fn carry_all(&mut self, n: usize) {
+        // A slice at a time.
+        let high = |cluster: &Cluster, n| cluster.world(n).bucket.vbucket(VB).unwrap().log.marks.high();
+        while high(self, n) < high(self, self.active) && !self.is_poisoned(n) {
+            self.carry(n, u64::MAX);
+            self.world(n).settle();
+        }
     }
 
     /// A node that thinks that it is active asks whether it still is.

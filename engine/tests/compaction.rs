@@ -8,7 +8,7 @@ use common::*;
 use engine::*;
 use parking_lot::Mutex;
 use persist::{BucketSpec, CompactionReport, Eviction, Purge};
-use types::VbId;
+use types::{VbId, VbState};
 
 fn compact(w: &World, purge: Purge) -> CompactionReport {
     let told = Arc::new(Mutex::new(None));
@@ -45,6 +45,49 @@ fn compaction_ends_what_has_expired_and_not_what_was_set_anew() {
         assert_eq!(w.get("renewed").unwrap(), b"new");
         assert_eq!((w.get("old"), w.get("touched")), (Err(OpError::NotFound), Err(OpError::NotFound)));
     }
+}
+
+/// S22, whenever the newer version comes. Method: a document that has expired is set anew, or made to live on, before each step
+/// of the compaction that meets it.
+#[test]
+fn a_document_that_is_set_anew_at_any_moment_of_a_compaction_survives() {
+    for eviction in [Eviction::Value, Eviction::Full] {
+        let mut met = 0;
+        for steps in 0..30 {
+            let w = World::with(steps, BucketSpec { eviction, ..spec() });
+            mutated(w.op("k", store(StoreMode::Set, 10, b"v")));
+            w.set("other", "v");
+            w.file_everything();
+            w.bucket.squeeze();
+            w.advance_s(20);
+            w.bucket.store().compact(VbId(0), Purge { all: true, ..Purge::default() }, Box::new(drop));
+            met += (0..steps).filter(|_| w.stepper.step()).count();
+            mutated(w.op("k", set("new")));
+            w.file_everything();
+            assert_eq!(w.get("k").unwrap(), b"new", "{eviction:?} after {steps} steps");
+            assert_eq!((w.bucket.items(), w.restart().get("k").unwrap()), (2, b"new".to_vec()));
+        }
+        assert!(met > 30, "the compaction took no steps");
+    }
+}
+
+/// S22 on a replica: what ends, and when, only its active says.
+#[test]
+fn a_replica_keeps_what_has_expired_until_it_is_active() {
+    let w = World::new(3);
+    mutated(w.op("k", store(StoreMode::Set, 10, b"v")));
+    w.set("other", "v");
+    w.file_everything();
+    w.bucket.set_vb_state(VbId(0), VbState::Replica, None).unwrap();
+    w.advance_s(20);
+    let high = |w: &World| w.bucket.vbucket(VbId(0)).unwrap().log.marks.high().0;
+    compact(&w, Purge::default());
+    w.settle();
+    assert_eq!((high(&w), w.bucket.items()), (2, 2), "it has appended nothing");
+    w.bucket.set_vb_state(VbId(0), VbState::Active, None).unwrap();
+    compact(&w, Purge::default());
+    w.settle();
+    assert_eq!((high(&w), w.bucket.items(), w.get("k")), (3, 1, Err(OpError::NotFound)));
 }
 
 /// S21. A deletion that was purged stays a deletion, and revisions go on above it, now and after a restart.

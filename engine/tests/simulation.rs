@@ -88,14 +88,16 @@ struct Lived {
     purged: u64,
     rolled_back: u64,
     deleted: u64,
+    /// Switches of the commit log, in the middle of a life.
+    switched: u64,
 }
 
 impl Lived {
     fn assert_thorough(&self) {
         let Lived { acknowledged, ambiguous, fetched, lost, recommitted, poisoned, refused_disk, .. } = *self;
-        let Lived { refused_memory, clean, refused_to_open, evicted, early, logged, unlogged, .. } = *self;
+        let Lived { refused_memory, clean, refused_to_open, evicted, early, logged, unlogged, switched, .. } = *self;
         let Lived { compacted, purged, rolled_back, deleted, .. } = *self;
-        let often = [acknowledged, fetched, evicted, logged, unlogged, clean, lost, compacted];
+        let often = [acknowledged, fetched, evicted, logged, unlogged, switched, clean, lost, compacted];
         let sometimes = [ambiguous, recommitted, poisoned, refused_disk, refused_memory, refused_to_open, early];
         assert!([purged, rolled_back, deleted].iter().all(|count| *count >= 20), "{self:?}");
         assert!(often.iter().all(|count| *count >= 60) && sometimes.iter().all(|count| *count >= 3), "{self:?}");
@@ -215,9 +217,11 @@ struct Life<'a> {
     /// Compactions that succeeded, and tombstones that they left out.
     compacted: Arc<(AtomicU64, AtomicU64)>,
     next: u64,
+    /// Nothing more can be said before a restart.
+    is_over: bool,
     /// Reads may fail, because faults were armed.
     reads_may_fail: bool,
-    syncs_may_fail: bool,
+    dir_syncs_may_fail: bool,
 }
 
 fn run(seed: u64, lived: &mut Lived) {
@@ -239,7 +243,7 @@ fn run(seed: u64, lived: &mut Lived) {
             }
             // Either way it is gone again before it has done anything but start.
             was_clean = None;
-            end(&mut sim, dice, trouble.syncs_may_fail);
+            end(&mut sim, dice, trouble.dir_syncs_may_fail);
         }
         let (stepper, engine) =
             open(&sim, dice, &commit_log).expect("a healthy disk opens, whatever was done to it before");
@@ -262,8 +266,9 @@ fn run(seed: u64, lived: &mut Lived) {
             unjudged: Vec::new(),
             compacted: Arc::default(),
             next: 0,
+            is_over: false,
             reads_may_fail: false,
-            syncs_may_fail: false,
+            dir_syncs_may_fail: false,
         };
         match commit_log {
             Some(_) => life.lived.logged += 1,
@@ -272,15 +277,15 @@ fn run(seed: u64, lived: &mut Lived) {
         life.begin(was_clean);
         life.check_files();
         life.work();
-        let is_clean = life.dice.one_in(3) && life.stop();
+        let is_clean = !life.is_over && life.dice.one_in(3) && life.stop();
         life.lived.clean += u64::from(is_clean);
         life.lived.compacted += life.compacted.0.load(Relaxed);
         life.lived.purged += life.compacted.1.load(Relaxed);
         life.lived.evicted += life.bucket.counters.evicted.get();
         was_clean = Some(is_clean);
-        let Life { stepper, bucket, engine, syncs_may_fail, .. } = life;
+        let Life { stepper, bucket, engine, dir_syncs_may_fail, .. } = life;
         // Ended before its parts are dropped, as a crash does.
-        end(&mut sim, dice, syncs_may_fail);
+        end(&mut sim, dice, dir_syncs_may_fail);
         drop((bucket, engine, stepper));
     }
 }
@@ -300,11 +305,11 @@ fn open(sim: &Sim, dice: &mut Dice, commit_log: &Option<LogOptions>) -> Result<(
 }
 
 /// Ends everything, between two steps.
-fn end(sim: &mut Sim, dice: &mut Dice, syncs_may_fail: bool) {
+fn end(sim: &mut Sim, dice: &mut Dice, dir_syncs_may_fail: bool) {
     match dice.below(4) {
-        // What a failed sync left in the page cache alone outlives the program, and nobody could tell it from what is on
-        // disk; so then the machine goes down too.
-        0 if !syncs_may_fail => drop(sim.kill()),
+        // What a failed sync of a directory left in memory alone outlives the program, and nobody could tell it from what is
+        // on disk. File systems that keep a journal stop then; so the machine goes down too.
+        0 if !dir_syncs_may_fail => drop(sim.kill()),
         0 | 1 => drop(sim.power_cut(Fate::LoseUnsynced)),
         2 => drop(sim.power_cut(Fate::KeepUnsynced)),
         _ => drop(sim.power_cut(dice.below(u64::MAX))),
@@ -317,7 +322,7 @@ fn end(sim: &mut Sim, dice: &mut Dice, syncs_may_fail: bool) {
 struct Trouble {
     plan: FaultPlan,
     reads_may_fail: bool,
-    syncs_may_fail: bool,
+    dir_syncs_may_fail: bool,
 }
 
 impl Trouble {
@@ -337,7 +342,7 @@ impl Trouble {
             7 => plan.space_bytes_max(sim.storage.used_bytes() + dice.below(40_000)),
             _ => plan.cut_before(dice.below(60)),
         };
-        Trouble { plan, reads_may_fail: matches!(kind, 5 | 6 | 8), syncs_may_fail: matches!(kind, 1 | 2 | 4) }
+        Trouble { plan, reads_may_fail: matches!(kind, 5 | 6 | 8), dir_syncs_may_fail: kind == 2 }
     }
 }
 
@@ -453,10 +458,13 @@ impl Life<'_> {
                 let trouble = Trouble::new(self.dice, self.sim);
                 self.sim.storage.arm(trouble.plan);
                 self.reads_may_fail |= trouble.reads_may_fail;
-                self.syncs_may_fail |= trouble.syncs_may_fail;
+                self.dir_syncs_may_fail |= trouble.dir_syncs_may_fail;
             }
             for _ in 0..self.dice.below(40) {
                 self.act();
+                if self.is_over {
+                    return;
+                }
                 for _ in 0..self.dice.pick(&[0, 0, 1, 3, 100]) {
                     if !self.stepper.step() {
                         break;
@@ -492,6 +500,12 @@ impl Life<'_> {
             7 | 8 => self.compact(),
             9 if self.dice.one_in(2) => self.roll_back(),
             9 if self.dice.one_in(3) => self.delete(),
+            10 => {
+                let wanted = self.dice.one_in(2).then(small_log);
+                let is_news = wanted.is_some() != self.engine.store().log_stats().is_some();
+                self.engine.store().set_commit_log(wanted).expect("options that work");
+                self.lived.switched += u64::from(is_news);
+            }
             6 => {
                 if self.dice.one_in(3) {
                     self.bucket.flush(self.waiter(u64::MAX));
@@ -542,7 +556,12 @@ impl Life<'_> {
                 witness.forget_after(high);
                 self.lived.rolled_back += 1;
             }
-            Err(_) => witness.in_doubt = true,
+            Err(_) => {
+                // It may have happened all the same, and then a restart says so.
+                witness.in_doubt = true;
+                self.is_over = true;
+                return;
+            }
         }
         self.begin_again(vb);
     }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 pub use clock::Clock;
 pub use rng::Rng;
-pub use storage::{File, OpenMode, Storage, create_dir_durable, read_exact_at, write_all_at};
+pub use storage::{Durable, File, OpenMode, Storage, create_dir_durable, read_exact_at, write_all_at};
 
 /// The three sources of non-determinism, handed to whoever needs them.
 #[derive(Clone)]

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::{Clock, Env, File, OpenMode, Rng, Storage};
+use crate::{Clock, Durable, Env, File, OpenMode, Rng, Storage};
 
 /// Files, clock and randomness of the operating system.
 pub fn env() -> Env {
@@ -241,9 +241,13 @@ impl Storage for OsStorage {
         Ok(Arc::new(OsFile(options.open(path)?)))
     }
     #[cfg(target_os = "linux")]
-    fn open_durable(&self, path: &Path) -> io::Result<Option<Arc<dyn File>>> {
+    fn open_durable(&self, path: &Path, how: Durable) -> io::Result<Option<Arc<dyn File>>> {
+        let flags = match how {
+            Durable::Synced => libc::O_DSYNC,
+            Durable::Direct => libc::O_DIRECT | libc::O_DSYNC,
+        };
         let mut options = fs::OpenOptions::new();
-        match options.write(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC).open(path) {
+        match options.write(true).custom_flags(flags).open(path) {
             Ok(file) => Ok(Some(Arc::new(OsFile(file)))),
             // The file system does not do it.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),

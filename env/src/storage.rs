@@ -15,6 +15,16 @@ pub enum OpenMode {
     CreateNew,
 }
 
+/// How a write is durable by itself, when it returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durable {
+    /// Through the page cache: O_DSYNC.
+    Synced,
+    /// Past it: O_DIRECT and O_DSYNC. For writes inside the file's size only, whose place, length and address in memory are
+    /// multiples of 4096; others may be refused.
+    Direct,
+}
+
 /// An open file. Positions are explicit, so one handle serves many threads.
 pub trait File: Send + Sync {
     /// Reads at most `buf.len()` bytes at `at`. May be short; 0 means end of file.
@@ -33,10 +43,9 @@ pub trait File: Send + Sync {
 /// A tree of directories and files.
 pub trait Storage: Send + Sync {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>>;
-    /// Opens an existing file so that its data are durable when a write returns, past the page cache. For writes inside the
-    /// file's size only, whose place, length and address in memory are multiples of 4096; others may be refused. `None`:
-    /// there is no such way here, write and sync instead.
-    fn open_durable(&self, _path: &Path) -> io::Result<Option<Arc<dyn File>>> {
+    /// Opens an existing file for writes that are durable when they return. `None`: there is no such way here, write and sync
+    /// instead.
+    fn open_durable(&self, _path: &Path, _how: Durable) -> io::Result<Option<Arc<dyn File>>> {
         Ok(None)
     }
     /// Creates `path` and any missing parent.

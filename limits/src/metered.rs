@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use env::{File, OpenMode, Storage};
+use env::{Durable, File, OpenMode, Storage};
 
 use crate::{Class, Ledger, Permit, with_retry};
 
@@ -57,8 +57,8 @@ impl Storage for Metered {
         Ok(Arc::new(MeteredFile { inner, _permit: permit }))
     }
 
-    fn open_durable(&self, path: &Path) -> io::Result<Option<Arc<dyn File>>> {
-        let (opened, permit) = self.with_permit(path, || self.inner.open_durable(path))?;
+    fn open_durable(&self, path: &Path, how: Durable) -> io::Result<Option<Arc<dyn File>>> {
+        let (opened, permit) = self.with_permit(path, || self.inner.open_durable(path, how))?;
         Ok(opened.map(|inner| Arc::new(MeteredFile { inner, _permit: permit }) as Arc<dyn File>))
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use env::sim::{Fault, FaultPlan, Op, Rule, Sim};
-use env::{File, OpenMode, Storage};
+use env::{Durable, File, OpenMode, Storage};
 use limits::{Class, GiveBack, Ledger, Metered, Plan, Wish, Wishes, is_exhausted};
 use proptest::prelude::*;
 
@@ -192,8 +192,9 @@ fn permits_out_are_what_the_kernel_lists_as_open() {
     assert_eq!(open_now(), 20);
     files.truncate(3);
     assert_eq!((open_now(), ledger.out(Class::Files)), (3, 3));
-    let durable = storage.open_durable(&dir.path().join("0")).unwrap();
-    assert_eq!(durable.is_some(), env::os::env().storage.open_durable(&dir.path().join("0")).unwrap().is_some());
+    let open_durable = |storage: &dyn Storage| storage.open_durable(&dir.path().join("0"), Durable::Direct).unwrap();
+    let durable = open_durable(&storage);
+    assert_eq!(durable.is_some(), open_durable(&*env::os::env().storage).is_some());
     let open = 3 + usize::from(durable.is_some());
     assert_eq!((open_now(), ledger.out(Class::Files) as usize), (open, open));
 }

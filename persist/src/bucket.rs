@@ -308,7 +308,7 @@ impl BucketStore {
 
     /// The commit log has no room, and will have some once more is filed: put off what writes.
     pub fn log_full(&self) -> bool {
-        self.home.shared.logger().is_some_and(|logger| logger.is_full())
+        self.home.shared.logger.is_full()
     }
 
     /// Changes that are in no file yet.

@@ -82,7 +82,8 @@ pub(crate) fn delete(vb: &Arc<Vb>, record: VbRecord) -> Result<(), StoreError> {
     let (attached, turn) = Turn::take(vb)?;
     let before = attached.log.record();
     let rollbacks = vb.rollbacks().max(before.rollbacks).saturating_add(1);
-    let deleted = Deleted { rev: vb.next_rev().saturating_sub(1), rollbacks, max_cas: attached.log.max_cas().0 };
+    // A first commit that failed at its very end may have left a file of the next revision.
+    let deleted = Deleted { rev: vb.next_rev(), rollbacks, max_cas: attached.log.max_cas().0 };
     mark(vb, deleted).inspect_err(|error| {
         if error.verdict() != Verdict::Retry {
             crate::flusher::poison(vb, &attached, error);

@@ -72,6 +72,15 @@ impl VbFacts {
     }
 
     pub fn encode(&self) -> Vec<u8> {
+        self.to_stored().encode()
+    }
+
+    /// For a file that begins with this commit.
+    pub fn encode_as_first(&self) -> Vec<u8> {
+        VbStateRecord { is_first: true, ..self.to_stored() }.encode()
+    }
+
+    fn to_stored(&self) -> VbStateRecord {
         let failover = self.record.failover.newest_first().iter();
         let topology = &self.record.topology;
         VbStateRecord {
@@ -95,7 +104,6 @@ impl VbFacts {
             rollbacks: self.record.rollbacks.into(),
             ..VbStateRecord::new(self.record.state)
         }
-        .encode()
     }
 
     /// Reads the document of a file whose header says `high`. `fresh` names the first history if the file has none.

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use env::{File, OpenMode, Storage};
+use env::{Durable, File, OpenMode, Storage};
 use types::rank::{Mutex, Rank};
 use types::{BucketUuid, VbId};
 
@@ -192,8 +192,8 @@ impl Storage for WithRoom {
     fn open(&self, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn File>> {
         self.files.with_room(|| self.storage.open(path, mode))
     }
-    fn open_durable(&self, path: &Path) -> io::Result<Option<Arc<dyn File>>> {
-        self.files.with_room(|| self.storage.open_durable(path))
+    fn open_durable(&self, path: &Path, how: Durable) -> io::Result<Option<Arc<dyn File>>> {
+        self.files.with_room(|| self.storage.open_durable(path, how))
     }
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {
         self.storage.create_dir_all(path)

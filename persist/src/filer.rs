@@ -6,7 +6,7 @@
 //! wait for all of theirs; so from half the age on they go a part at a time, and are spread from then on.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use scheduler::{Context, Next, Task, TaskHandle};
 use types::BucketUuid;
 use types::rank::{Mutex, Rank};
 
+use crate::LogOptions;
 use crate::queue::Urgency;
 use crate::shared::Shared;
 use crate::vb::Vb;
@@ -28,20 +29,37 @@ type List = VecDeque<(Duration, Arc<Vb>)>;
 ///    flushed; afterwards it is looked at again.
 /// 2. A list is in order of age: a vBucket goes to its end when it gets its first unfiled change.
 pub(crate) struct Filer {
-    file_after: Duration,
+    file_after_ns: AtomicU64,
+    unfiled_bytes_max: AtomicU64,
     lists: Mutex<HashMap<BucketUuid, List>>,
     all_now: AtomicBool,
     task: OnceLock<TaskHandle>,
 }
 
 impl Filer {
-    pub fn new(file_after: Duration) -> Filer {
+    pub fn new() -> Filer {
         Filer {
-            file_after,
+            file_after_ns: AtomicU64::new(0),
+            unfiled_bytes_max: AtomicU64::new(u64::MAX),
             lists: Mutex::ranked(Rank::CommitQueue, HashMap::new()),
             all_now: AtomicBool::new(false),
             task: OnceLock::new(),
         }
+    }
+
+    pub fn set(&self, options: &LogOptions) {
+        let file_after_ns = u64::try_from(options.file_after.as_nanos()).unwrap_or(u64::MAX);
+        self.file_after_ns.store(file_after_ns, Ordering::Relaxed);
+        self.unfiled_bytes_max.store(options.unfiled_bytes_max, Ordering::Relaxed);
+    }
+
+    fn file_after(&self) -> Duration {
+        Duration::from_nanos(self.file_after_ns.load(Ordering::Relaxed))
+    }
+
+    /// See [`LogOptions::unfiled_bytes_max`].
+    pub fn unfiled_bytes_max(&self) -> u64 {
+        self.unfiled_bytes_max.load(Ordering::Relaxed)
     }
 
     pub fn set_task(&self, task: TaskHandle) {
@@ -77,7 +95,7 @@ impl Filer {
     pub fn add_bytes(&self, vb: &Vb, bytes: u64) {
         vb.unfiled_bytes.fetch_add(bytes, Ordering::Relaxed);
         let before = vb.home.unfiled_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let max = vb.home.unfiled_bytes_max;
+        let max = vb.home.unfiled_bytes_max();
         if before <= max && before + bytes > max {
             self.wake();
         }
@@ -95,10 +113,10 @@ impl Filer {
         list.push_back((now, Arc::clone(vb)));
         drop(lists);
         if is_first && let Some(task) = self.task.get() {
-            task.wake_at(now + self.file_after / 2);
+            task.wake_at(now + self.file_after() / 2);
         }
         let home = &vb.home;
-        if home.unfiled_bytes.load(Ordering::Relaxed) > home.unfiled_bytes_max {
+        if home.unfiled_bytes.load(Ordering::Relaxed) > home.unfiled_bytes_max() {
             self.wake();
         }
     }
@@ -112,8 +130,9 @@ impl Filer {
             let mut part = if all_now { list.len() } else { self.part_of(list, now) };
             let Some(home) = list.front().map(|(_, vb)| Arc::clone(&vb.home)) else { continue };
             // Down to half, so that the next batches are large again.
-            let is_heavy = home.unfiled_bytes.load(Ordering::Relaxed) > home.unfiled_bytes_max;
-            let aim = if is_heavy { home.unfiled_bytes_max / 2 } else { u64::MAX };
+            let max = home.unfiled_bytes_max();
+            let is_heavy = home.unfiled_bytes.load(Ordering::Relaxed) > max;
+            let aim = if is_heavy { max / 2 } else { u64::MAX };
             while part > 0 || home.unfiled_bytes.load(Ordering::Relaxed) > aim {
                 let Some((_, vb)) = list.pop_front() else { break };
                 part = part.saturating_sub(1);
@@ -121,22 +140,23 @@ impl Filer {
                 vb.take_unfiled_bytes();
                 due.push(vb);
             }
-            let first = list.front().map(|(since, _)| (*since + self.file_after / 2).max(now + self.step()));
+            let first = list.front().map(|(since, _)| (*since + self.file_after() / 2).max(now + self.step()));
             next = next.into_iter().chain(first).min();
         }
         (due, next)
     }
 
     fn step(&self) -> Duration {
-        self.file_after / 2 / PARTS
+        self.file_after() / 2 / PARTS
     }
 
     /// How many should go now, so that those past half the age go evenly until the oldest is of age.
     fn part_of(&self, list: &List, now: Duration) -> usize {
         let Some((oldest, _)) = list.front() else { return 0 };
-        let left = (*oldest + self.file_after).saturating_sub(now);
+        let left = (*oldest + self.file_after()).saturating_sub(now);
         let steps = 1 + left.as_nanos().div_ceil(self.step().as_nanos().max(1)) as usize;
-        list.partition_point(|(since, _)| *since + self.file_after / 2 <= now) / steps
+        let half = self.file_after() / 2;
+        list.partition_point(|(since, _)| *since + half <= now) / steps
     }
 }
 
@@ -158,7 +178,7 @@ impl Task for Filing {
 
     fn run(&self, cx: &Context<'_>) -> Next {
         let Some(shared) = self.0.upgrade() else { return Next::Done };
-        let Some(logger) = shared.logger() else { return Next::Done };
+        let logger = &shared.logger;
         let (due, next) = logger.filer.take_due(cx.now());
         for vb in &due {
             shared.file(vb, Urgency::Normal);

@@ -17,6 +17,7 @@ use changelog::Slice;
 use crate::batch::Batch;
 use crate::commit::commit;
 use crate::error::{StoreError, Verdict};
+use crate::logger::Phase;
 use crate::queue::Outcome;
 use crate::reserve::is_out_of_space;
 use crate::stats::{ACCEPTED_BYTES, FILE_BYTES, FLUSH_FAILURES, FLUSHED_BYTES, FLUSHED_ITEMS, FLUSHES, SYNC_FAILURES};
@@ -37,18 +38,19 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     }
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();
-    let logger = vb.home.shared.logger().filter(|logger| logger.takes());
-    if let Some(logger) = logger
+    let logger = &vb.home.shared.logger;
+    let phase = logger.phase();
+    if phase == Phase::On
         && !logger.wants_room()
         && let Some(pause) = vb.home.shared.governor.pause()
     {
         // Nobody waits for it, as long as the log has room.
         return Outcome::Retry(begun + pause);
     }
-    let Some(slice) = what_to_flush(vb, &attached, logger.is_some()) else { return name(vb, &attached) };
+    let Some(slice) = what_to_flush(vb, &attached, phase) else { return name(vb, &attached) };
     let batch = Batch::of(&slice);
     if batch.is_empty() && vb.committed().is_some_and(|c| c.facts.record == *slice.record) {
-        attached.recorded.store(slice.record_version, Ordering::Release);
+        note_record(&attached, &slice);
         if !slice.is_empty() {
             // Nothing to write: a peer left out everything up to here.
             vb.publish_filed(&attached, slice.last);
@@ -74,28 +76,31 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
 }
 
 /// With a commit log, a file holds nothing that the log does not: neither changes nor a record. So what a log replays is
-/// never older than the file.
-fn what_to_flush(vb: &Vb, attached: &Attached, is_logged: bool) -> Option<Slice> {
+/// never older than the file. While a log is left behind, a file that ends where the log ends has the log's record, as the
+/// log would be believed; one that goes on beyond that has its own.
+fn what_to_flush(vb: &Vb, attached: &Attached, phase: Phase) -> Option<Slice> {
     vb.take_unfiled_bytes();
     let durable = attached.log.marks.durable();
     let mut slice = attached.log.read(&attached.cursor, vb.home.shared.options.batch_bytes_max);
     let room = vb.gate.room();
-    if !is_logged {
-        if slice.items.len() > room {
-            slice.items.truncate(room);
-            slice.last = slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno());
-        }
-        vb.gate.pass(slice.items.len());
-        return (!slice.is_empty() || vb.wants_record(attached)).then_some(slice);
-    }
-    let count = slice.items.partition_point(|item| item.seqno() <= durable);
+    let is_log_first = phase.is_log_first();
+    let count = match is_log_first {
+        true => slice.items.partition_point(|item| item.seqno() <= durable),
+        false => slice.items.len(),
+    };
     slice.last = if slice.items.len() > count.min(room) {
         slice.items.truncate(count.min(room));
         slice.items.last().map_or(attached.log.marks.filed(), |item| item.seqno())
-    } else {
+    } else if is_log_first {
         slice.last.min(durable)
+    } else {
+        slice.last
     };
     vb.gate.pass(slice.items.len());
+    let is_beyond_log = slice.last.0 > attached.submitted.load(Ordering::Acquire);
+    if phase == Phase::Off || (phase == Phase::Leaving && is_beyond_log) {
+        return (!slice.is_empty() || vb.wants_record(attached)).then_some(slice);
+    }
     (slice.record_version, slice.record) = attached.records.lock().logged()?;
     let is_new = attached.recorded.load(Ordering::Acquire) != slice.record_version;
     (!slice.is_empty() || is_new).then_some(slice)
@@ -121,7 +126,7 @@ fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed
     ACCEPTED_BYTES.add(accepted.map(|item| (item.id().len() + item.value().len()) as u64).sum());
     // Before the marks: whoever sees them may ask the file.
     vb.set_committed(committed);
-    attached.recorded.store(slice.record_version, Ordering::Release);
+    note_record(attached, slice);
     vb.home.shared.reserve.may_have_space();
     vb.publish_filed(attached, slice.last);
     attached.log.release(&attached.cursor, slice.last);
@@ -139,12 +144,16 @@ fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed
     attached.nudge.marks_moved(vb.id);
 }
 
+/// The file has the slice's record.
+fn note_record(attached: &Attached, slice: &Slice) {
+    attached.recorded.store(slice.record_version, Ordering::Release);
+    attached.records.lock().filed(slice.record_version, &slice.record);
+}
+
 /// Gives the log its room back, and sees to it that what is left gets its turn.
 fn end(vb: &Arc<Vb>, attached: &Attached, slice: &Slice) -> Outcome {
     let marks = &attached.log.marks;
-    let Some(logger) = vb.home.shared.logger() else {
-        return if marks.high() > slice.last { Outcome::More } else { Outcome::Done };
-    };
+    let logger = &vb.home.shared.logger;
     logger.filed(vb, slice.last, slice.record_version);
     if !logger.takes() {
         return if marks.high() > slice.last { Outcome::More } else { Outcome::Done };

@@ -33,6 +33,7 @@ mod shared;
 mod spec;
 pub mod stats;
 mod store;
+mod switch;
 mod sync;
 #[cfg(test)]
 mod testing;
@@ -43,7 +44,7 @@ use std::time::Duration;
 pub use bucket::{BucketStore, DeletedVb, RecoveredVb, WarmUp};
 pub use changes::Changes;
 pub use commit_log::stats::METRICS as LOG_METRICS;
-pub use commit_log::{Driver as LogDriver, Inspection as LogInspection, LogStats};
+pub use commit_log::{Driver as LogDriver, Inspection as LogInspection, LogStats, Way as LogWay};
 pub use compaction::{
     COMPACTIONS_MAX, CompactionDone, CompactionOptions, CompactionProgress, CompactionReport, Phase, Purge, Trigger,
 };
@@ -70,8 +71,8 @@ pub struct LogOptions {
     /// Of all files together, at least three segments. Bounds what a start after a crash must file first.
     pub bytes_max: u64,
     pub driver: LogDriver,
-    /// Write past the page cache where the file system lets us.
-    pub past_cache: bool,
+    /// How what is written becomes durable; `None`: whichever is found to be the fastest.
+    pub way: Option<LogWay>,
     /// The age at which a change that is in the log goes to its vBucket's file.
     pub file_after: Duration,
     /// A bucket files the oldest of its changes sooner once they hold this much memory, or a quarter of its quota.
@@ -84,7 +85,7 @@ impl Default for LogOptions {
             segment_bytes: 64 << 20,
             bytes_max: 1 << 30,
             driver: LogDriver::Thread,
-            past_cache: true,
+            way: None,
             file_after: Duration::from_secs(10),
             unfiled_bytes_max: 256 << 20,
         }
@@ -93,8 +94,8 @@ impl Default for LogOptions {
 
 impl LogOptions {
     pub(crate) fn of_files(&self) -> commit_log::Options {
-        let LogOptions { segment_bytes, bytes_max: log_bytes_max, past_cache, .. } = *self;
-        commit_log::Options { segment_bytes, log_bytes_max, past_cache }
+        let LogOptions { segment_bytes, bytes_max: log_bytes_max, way, .. } = *self;
+        commit_log::Options { segment_bytes, log_bytes_max, way }
     }
 }
 

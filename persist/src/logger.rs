@@ -11,11 +11,11 @@
 //! it rides.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use changelog::VbRecord;
+use changelog::{Cursor, VbRecord};
 use commit_log::{Key, Log, LogError, Mark, Observer, Past, Submission, Synced};
 use types::rank::{Mutex, Rank, RwLock};
 use types::{BucketUuid, Seqno};
@@ -42,6 +42,25 @@ impl Records {
         Records { submitted: VecDeque::new(), logged: Some((version, record)) }
     }
 
+    /// A file has it, whether or not the log does.
+    pub fn filed(&mut self, version: u64, record: &Arc<VbRecord>) {
+        if self.logged.as_ref().is_none_or(|(logged, _)| *logged < version) {
+            self.logged = Some((version, Arc::clone(record)));
+        }
+        self.submitted.retain(|(submitted, _)| *submitted > version);
+    }
+
+    /// Nothing is on its way to the log any more, and a file that has the record of version `recorded` lacks nothing that the
+    /// log has.
+    pub fn are_filed(&self, recorded: Option<u64>) -> bool {
+        self.submitted.is_empty() && self.logged.as_ref().map(|(version, _)| *version) <= recorded
+    }
+
+    /// What was on its way never came.
+    pub fn forget_submitted(&mut self) {
+        self.submitted.clear();
+    }
+
     /// The newest one that is durable.
     pub fn logged(&self) -> Option<(u64, Arc<VbRecord>)> {
         self.logged.clone()
@@ -62,15 +81,40 @@ impl Records {
     }
 }
 
+/// Where changes become durable. It goes round: off, entering, on, leaving, off; from leaving perhaps back to entering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Phase {
+    /// In the files. There is no log, or it takes nothing any more.
+    Off,
+    /// Nowhere, for as long as the flushes take that began before. The log is there; a file must not run ahead of it.
+    Entering,
+    /// In the log.
+    On,
+    /// In the files; the log is still needed, and takes nothing.
+    Leaving,
+}
+
+impl Phase {
+    const ALL: [Phase; 4] = [Phase::Off, Phase::Entering, Phase::On, Phase::Leaving];
+
+    /// Files get only what the log has made durable.
+    pub fn is_log_first(self) -> bool {
+        matches!(self, Phase::Entering | Phase::On)
+    }
+}
+
 /// The vBuckets of a bucket, as the log's observer finds them.
 type Homes = HashMap<BucketUuid, Arc<[Arc<Vb>]>>;
 
 /// 1. What is behind a vBucket's log cursor has not been submitted; what is before it was, once, in order. One thread at a
 ///    time submits for a vBucket: whoever raised its `asks` from 0. It goes on until nobody has asked meanwhile.
-/// 2. `durable` is published here, by the thread that leads the log, as long as the logger takes; after
-///    [`Logger::close`] by the flusher.
+/// 2. `durable` is published here, by the thread that leads the log, as long as the logger takes; otherwise by the flusher.
 /// 3. What the log refused for want of room is submitted again when there is some: a vBucket is on the list of the refused
 ///    before it looks again whether the log is full, and the log has room before the list is taken.
+/// 4. A change is never forgotten when the phase changes. Whoever changes it looks at each vBucket afterwards, under the
+///    changelog's lock and with its `asks` raised. A change from before that is seen then; one that comes later sees the
+///    new phase.
 pub(crate) struct Logger {
     log: RwLock<Option<Arc<Log>>>,
     homes: RwLock<Arc<Homes>>,
@@ -78,25 +122,52 @@ pub(crate) struct Logger {
     refused: Mutex<Vec<Arc<Vb>>>,
     promised: Mutex<Vec<Arc<Vb>>>,
     is_full: AtomicBool,
-    takes: AtomicBool,
+    phase: AtomicU8,
 }
 
 impl Logger {
-    pub fn new(log: Arc<Log>, filer: Filer) -> Logger {
+    pub fn new() -> Logger {
         Logger {
-            log: RwLock::ranked(Rank::FileCache, Some(log)),
+            log: RwLock::ranked(Rank::FileCache, None),
             homes: RwLock::ranked(Rank::FileCache, Arc::default()),
-            filer,
+            filer: Filer::new(),
             refused: Mutex::ranked(Rank::CommitQueue, Vec::new()),
             promised: Mutex::ranked(Rank::CommitQueue, Vec::new()),
             is_full: AtomicBool::new(false),
-            takes: AtomicBool::new(true),
+            phase: AtomicU8::new(Phase::Off as u8),
         }
     }
 
-    /// From here on changes go through the log. Before, or after the end, flushes commit them themselves.
+    pub fn phase(&self) -> Phase {
+        Phase::ALL[usize::from(self.phase.load(Ordering::Acquire))]
+    }
+
+    /// Changes go through the log. Otherwise flushes commit them themselves.
     pub fn takes(&self) -> bool {
-        self.takes.load(Ordering::Acquire)
+        self.phase() == Phase::On
+    }
+
+    /// To be followed by [`Logger::look_at_all`], once there are vBuckets.
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Release);
+    }
+
+    pub fn set_log(&self, log: Option<Arc<Log>>) {
+        let before = std::mem::replace(&mut *self.log.write(), log);
+        drop(before);
+    }
+
+    /// All vBuckets of all buckets.
+    pub fn everyone(&self) -> Vec<Arc<Vb>> {
+        let homes = Arc::clone(&self.homes.read());
+        homes.values().flat_map(|vbs| vbs.iter()).cloned().collect()
+    }
+
+    /// Sends what is there where it goes in this phase.
+    pub fn look_at_all(&self) {
+        self.gather();
+        self.has_room();
+        self.everyone().iter().for_each(|vb| self.submit(vb));
     }
 
     pub fn log(&self) -> Option<Arc<Log>> {
@@ -146,8 +217,11 @@ impl Logger {
         promised.push(Arc::clone(vb));
         let is_first = promised.len() == 1;
         drop(promised);
-        if is_first && let Some(log) = self.log() {
-            log.promise();
+        match self.log().filter(|_| self.takes()) {
+            Some(log) if is_first => log.promise(),
+            Some(_) => {}
+            // Nobody will ask for the list.
+            None => self.gather(),
         }
     }
 
@@ -169,15 +243,33 @@ impl Logger {
         loop {
             self.submit_for(vb);
             match vb.asks.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return,
+                Ok(_) => break,
                 Err(now) => seen = now,
             }
+        }
+        if !self.takes() && vb.is_dirty() {
+            vb.home.shared.file(vb, Urgency::Durable);
         }
     }
 
     fn submit_for(&self, vb: &Arc<Vb>) {
-        let (Some(log), Some(attached)) = (self.log(), vb.attached()) else { return };
-        let Some(cursor) = &attached.log_cursor else { return };
+        let Some(attached) = vb.attached() else { return };
+        let cursor = attached.log_cursor.lock().take();
+        let cursor = match (self.phase(), cursor) {
+            (Phase::On, None) => Some(attached.enter_log()),
+            (Phase::Off, Some(cursor)) => {
+                attached.log.unregister(cursor);
+                None
+            }
+            (_, cursor) => cursor,
+        };
+        if let (Some(log), Some(cursor)) = (self.log(), &cursor) {
+            self.submit_from(cursor, vb, &attached, &log);
+        }
+        *attached.log_cursor.lock() = cursor;
+    }
+
+    fn submit_from(&self, cursor: &Cursor, vb: &Arc<Vb>, attached: &Attached, log: &Log) {
         while self.takes() && attached.log.marks.poisoned().is_none() && !vb.home.gone.load(Ordering::Acquire) {
             let slice = attached.log.read(cursor, SUBMISSION_BYTES_MAX);
             let submitted = attached.records.lock().submitted_version();
@@ -205,6 +297,7 @@ impl Logger {
             match log.submit(&submission) {
                 Ok(()) => {
                     attached.log.release(cursor, slice.last);
+                    attached.submitted.store(slice.last.0, Ordering::Release);
                     let bytes: usize = slice.items.iter().map(|item| item.memory()).sum();
                     self.filer.add_bytes(vb, bytes as u64);
                 }
@@ -212,7 +305,7 @@ impl Logger {
                     if with_record {
                         attached.records.lock().submitted.pop_back();
                     }
-                    self.refuse(vb, &attached, &log, &error);
+                    self.refuse(vb, attached, log, &error);
                     return;
                 }
             }
@@ -221,12 +314,13 @@ impl Logger {
 
     fn refuse(&self, vb: &Arc<Vb>, attached: &Attached, log: &Log, error: &LogError) {
         match error {
+            // Whoever closed it looks at all vBuckets afterwards.
             LogError::Closed => {}
             LogError::Full { .. } | LogError::Io { .. } => {
                 self.refused.lock().push(Arc::clone(vb));
                 self.is_full.store(true, Ordering::Release);
                 self.filer.wake();
-                if log.stats().full.is_none() {
+                if log.stats().full.is_none() || !self.takes() {
                     self.has_room();
                 }
             }
@@ -265,7 +359,7 @@ impl Logger {
 
     /// Makes durable what was submitted, and takes nothing any more: from here on flushes commit by themselves.
     pub fn close(&self) {
-        self.takes.store(false, Ordering::Release);
+        self.set_phase(Phase::Off);
         let Some(log) = self.log() else { return };
         if let Err(error) = log.close()
             && log.poisoned().is_none()
@@ -277,9 +371,8 @@ impl Logger {
 
     /// When this returns, nothing is written to the log and nobody is told anything.
     pub fn stop(&self) {
-        self.takes.store(false, Ordering::Release);
-        let log = self.log.write().take();
-        drop(log);
+        self.set_phase(Phase::Off);
+        self.set_log(None);
         *self.homes.write() = Arc::default();
         let kept = [&self.refused, &self.promised].map(|list| std::mem::take(&mut *list.lock()));
         drop(kept);
@@ -300,8 +393,12 @@ impl Logger {
                 moved.push((vb, attached));
             }
         }
+        let is_leaving = self.phase() == Phase::Leaving;
         for (vb, attached) in moved {
-            self.filer.note(vb);
+            match is_leaving {
+                true => vb.home.shared.file(vb, Urgency::Durable),
+                false => self.filer.note(vb),
+            }
             attached.nudge.marks_moved(vb.id);
         }
         if self.wants_room() {
@@ -315,10 +412,9 @@ pub(crate) struct Ear(pub Weak<Shared>);
 
 impl Ear {
     fn with(&self, hear: impl FnOnce(&Logger)) {
-        if let Some(shared) = self.0.upgrade()
-            && let Some(logger) = shared.logger()
-        {
-            hear(logger);
+        if let Some(shared) = self.0.upgrade() {
+            hear(&shared.logger);
+            shared.switch.look();
         }
     }
 }

@@ -277,6 +277,13 @@ impl<W> WorkQueue<W> {
         (woken, inner.waiting.front().map(|(at, _)| *at))
     }
 
+    /// A run is under way that began before this call, or somebody else has it. Whatever a run that begins later does, it sees
+    /// what the caller did before.
+    pub fn is_running(&self, work: &Arc<W>) -> bool {
+        let _order = self.inner.lock();
+        (self.ticket)(work).is_running()
+    }
+
     /// No run begins after this; one may still be under way: see [`Ticket::is_stopped`].
     pub fn stop(&self, work: &Arc<W>) {
         let mut inner = self.inner.lock();

@@ -19,7 +19,7 @@ use crate::facts::VbFacts;
 use crate::names::{self, Entry};
 use crate::shared::Shared;
 use crate::spec::BucketSpec;
-use crate::sync::sync_file;
+use crate::sync::prove_file;
 use crate::vb::{Committed, open_file};
 
 /// One vBucket found on disk.
@@ -145,7 +145,7 @@ impl Opening<'_> {
         let changed = revs.len() > 1;
         if changed && self.unclean {
             // Before the others go, this one must be able to stand alone.
-            sync_file(&*self.shared.env.storage, &self.path(vb, committed.rev))?;
+            prove_file(&*self.shared.env.storage, &self.path(vb, committed.rev), committed.header_at)?;
         }
         for &rev in revs.iter().filter(|rev| **rev != committed.rev) {
             let name = names::vb_file(vb, rev);

@@ -13,7 +13,7 @@ use env::Storage;
 use scheduler::Pools;
 use types::{BucketUuid, Item, Kind, Seqno, VbState, VbUuid};
 
-use crate::Options;
+use crate::LogOptions;
 use crate::batch::Batch;
 use crate::commit::commit;
 use crate::error::{Damage, Damages, StoreError};
@@ -170,7 +170,7 @@ pub(crate) fn open_log(
 }
 
 /// Gives the log's directory another name, so that a crash leaves all of it or nothing; as `gone` it is removed.
-fn give_up(storage: &dyn Storage, data_dir: &Path, name: &str) -> Result<(), StoreError> {
+pub(crate) fn give_up(storage: &dyn Storage, data_dir: &Path, name: &str) -> Result<(), StoreError> {
     let (dir, target) = (data_dir.join(LOG_DIR), data_dir.join(name));
     remove_tree(storage, &target)?;
     storage.rename(&dir, &target).map_err(StoreError::io("rename", &dir))?;
@@ -178,7 +178,7 @@ fn give_up(storage: &dyn Storage, data_dir: &Path, name: &str) -> Result<(), Sto
     if name == LOG_GONE_DIR { remove_tree(storage, &target) } else { Ok(()) }
 }
 
-fn has_segments(storage: &dyn Storage, dir: &Path) -> Result<bool, StoreError> {
+pub(crate) fn has_segments(storage: &dyn Storage, dir: &Path) -> Result<bool, StoreError> {
     if !storage.exists(dir).map_err(StoreError::io("look for", dir))? {
         return Ok(false);
     }
@@ -271,8 +271,8 @@ fn commit_of(vb: &Vb, commit: &Item, prepare: Option<&Item>) -> Result<Item, Sto
 }
 
 /// Refuses options that would fail later.
-pub(crate) fn check(options: &Options) -> Result<(), StoreError> {
-    options.commit_log.as_ref().map_or(Ok(()), |options| options.of_files().check()).map_err(StoreError::log)
+pub(crate) fn check(options: Option<&LogOptions>) -> Result<(), StoreError> {
+    options.map_or(Ok(()), |options| options.of_files().check()).map_err(StoreError::log)
 }
 
 impl StoreError {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use changelog::{Slice, Snapshots, VbRecord};
+use couchstore::vbstate::VbStateRecord;
 use couchstore::{Couch, Error, Step, vbstate};
 use types::{Seqno, VbUuid};
 
@@ -77,9 +78,8 @@ pub(crate) fn begin_again(vb: &Vb, attached: &Attached, committed: Option<Commit
     let version = attached.log.set_record(record.clone());
     *attached.records.lock() = Records::starting_at(version, Arc::new(record));
     attached.recorded.store(version, Ordering::Release);
-    if let Some(logger) = vb.home.shared.logger() {
-        logger.filed(vb, high, version);
-    }
+    attached.submitted.store(high.0, Ordering::Release);
+    vb.home.shared.logger.filed(vb, high, version);
 }
 
 /// The file, with the earlier state as its newest commit.
@@ -154,14 +154,17 @@ fn earlier(vb: &Vb, couch: &mut Couch, to: Seqno) -> Result<Option<VbFacts>, Sto
     let file = || StoreError::file(vb.id);
     loop {
         let high = Seqno(couch.header().update_seq);
-        if high <= to
-            && let Some(stored) = couch.local(vbstate::ID).map_err(file())?
-        {
+        let stored = couch.local(vbstate::ID).map_err(file())?;
+        if let Some(stored) = stored.as_deref().filter(|_| high <= to) {
             let fresh = || VbUuid((vb.home.shared.env.rng.u64() >> 16).max(1));
-            let facts = VbFacts::decode(&stored, high, fresh).map_err(|what| vb.damaged(what))?;
+            let facts = VbFacts::decode(stored, high, fresh).map_err(|what| vb.damaged(what))?;
             if facts.open_snapshot(high).is_none() {
                 return Ok(Some(facts));
             }
+        }
+        if stored.is_some_and(|stored| VbStateRecord::decode(&stored).is_ok_and(|stored| stored.is_first)) {
+            // To look for what is not there is to look at every block of the file.
+            return Ok(None);
         }
         match couch.rewind() {
             Ok(()) => {}

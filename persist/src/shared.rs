@@ -15,10 +15,11 @@ use types::rank::{Mutex, Rank, RwLock};
 
 use crate::compaction::Compactor;
 use crate::file_cache::{FileCache, WithRoom};
-use crate::filer::{Filer, Filing};
+use crate::filer::Filing;
 use crate::logger::{Ear, Logger};
 use crate::queue::{Outcome, Urgency, WorkQueue};
 use crate::reserve::{Keeping, Reserve};
+use crate::switch::{Switch, Switching};
 use crate::vb::Vb;
 use crate::{LogOptions, Options, fetch, flusher};
 
@@ -33,7 +34,8 @@ pub(crate) struct Shared {
     pub env: Env,
     pub options: Options,
     pub files: Arc<FileCache>,
-    logger: OnceLock<Logger>,
+    pub logger: Logger,
+    pub switch: Switch,
     pub flushes: WorkQueue<Vb>,
     pub compactor: Compactor,
     pub governor: Arc<Governor>,
@@ -55,14 +57,15 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn start(env: &Env, pools: &Pools, data_dir: &Path, options: Options) -> Arc<Shared> {
+    pub fn start(env: &Env, pools: &Arc<Pools>, data_dir: &Path, options: Options) -> Arc<Shared> {
         let files = Arc::new(FileCache::new(Arc::clone(&env.storage), options.files_max));
         let storage = WithRoom { storage: Arc::clone(&env.storage), files: Arc::clone(&files) };
         let reserve = Reserve::new(Arc::clone(&env.storage), data_dir, options.reserve_bytes);
         let shared = Arc::new(Shared {
             env: Env { storage: Arc::new(storage), ..env.clone() },
             files,
-            logger: OnceLock::new(),
+            logger: Logger::new(),
+            switch: Switch::new(),
             flushes: WorkQueue::new(|vb: &Vb| &vb.ticket),
             compactor: Compactor::new(options.compaction),
             governor: Arc::new(Governor::new(Arc::clone(&env.clock), options.governor)),
@@ -86,6 +89,9 @@ impl Shared {
         let watch = pools.spawn(PoolKind::Background, Arc::new(Watch(Arc::downgrade(&shared))));
         assert!(shared.watch.set(watch).is_ok());
         shared.reserve.set_task(pools.spawn(PoolKind::Background, Arc::new(Keeping(Arc::downgrade(&shared)))));
+        shared.logger.filer.set_task(pools.spawn(PoolKind::Writer, Arc::new(Filing(Arc::downgrade(&shared)))));
+        let (weak, pools_weak) = (Arc::downgrade(&shared), Arc::downgrade(pools));
+        shared.switch.set_task(pools.spawn(PoolKind::Background, Arc::new(Switching(weak, pools_weak))));
         shared
     }
 
@@ -101,27 +107,21 @@ impl Shared {
         });
     }
 
-    /// From here on changes go to the commit log first.
-    pub fn set_logger(self: &Arc<Shared>, pools: &Pools, log: Arc<Log>, options: &LogOptions) -> Result<(), LogError> {
-        let logger = Logger::new(Arc::clone(&log), Filer::new(options.file_after));
-        logger.filer.set_task(pools.spawn(PoolKind::Writer, Arc::new(Filing(Arc::downgrade(self)))));
-        assert!(self.logger.set(logger).is_ok(), "a store has one logger");
+    /// There is a log from here on; what goes into it, the phase tells.
+    pub fn set_log(self: &Arc<Shared>, pools: &Pools, log: Arc<Log>, options: &LogOptions) -> Result<(), LogError> {
+        self.logger.filer.set(options);
         log.observe(Arc::new(Ear(Arc::downgrade(self))));
+        self.logger.set_log(Some(Arc::clone(&log)));
         log.drive(pools, options.driver)
-    }
-
-    pub fn logger(&self) -> Option<&Logger> {
-        self.logger.get()
     }
 
     /// When this returns, none of the store's tasks runs or will.
     pub fn stop(&self) {
         self.compactor.stop();
         self.watch.get().into_iter().for_each(TaskHandle::cancel);
+        self.switch.stop();
         self.stop_writing();
-        if let Some(logger) = self.logger() {
-            logger.stop();
-        }
+        self.logger.stop();
         self.readers.cancel();
         // What is queued holds us, so it must not stay.
         self.flushes.clear();
@@ -141,15 +141,15 @@ impl Shared {
     }
 
     pub fn changed(&self, vb: &Arc<Vb>, urgency: Urgency) {
-        match self.logger() {
-            Some(logger) if logger.takes() => logger.changed(vb, urgency),
-            _ => self.file(vb, urgency),
+        match self.logger.takes() {
+            true => self.logger.changed(vb, urgency),
+            false => self.file(vb, urgency),
         }
     }
 
     /// What clients wait for is a sync of the log, not of a file.
     pub fn is_logged(&self) -> bool {
-        self.logger().is_some_and(Logger::takes)
+        self.logger.takes()
     }
 
     /// Asks for a flush to the vBucket's file.
@@ -164,6 +164,7 @@ impl Shared {
         if self.flushes.release(vb) {
             self.writers.call();
         }
+        self.switch.look();
     }
 
     pub fn fetch_wanted(&self, vb: &Arc<Vb>) {
@@ -187,6 +188,7 @@ impl Shared {
         {
             retries.wake();
         }
+        self.switch.look();
         self.endings.change(|count| {
             *count += 1;
             ((), Wake::Everybody)

@@ -13,13 +13,12 @@ use scheduler::Pools;
 use types::rank::{Mutex, Rank, RwLock};
 use types::{BucketUuid, VbId};
 
-use crate::Options;
 use crate::bucket::BucketStore;
 use crate::compaction::{CompactionOptions, CompactionProgress};
 use crate::deletion::Deletions;
 use crate::error::{Damages, StoreError};
 use crate::file_cache::FileCache;
-use crate::logger::Logger;
+use crate::logger::Phase;
 use crate::names::{self, BUCKETS_DIR, CLEAN_FILE, GONE_SUFFIX, NEW_SUFFIX};
 use crate::queue::Urgency;
 use crate::recovery::{Found, Opening};
@@ -27,8 +26,9 @@ use crate::replay::open_log;
 use crate::shared::Shared;
 use crate::spec::{BucketSpec, replace_file};
 use crate::stats::BucketCounters;
-use crate::sync::sync_files;
+use crate::sync::prove_files;
 use crate::vb::{Attached, Home, Vb};
+use crate::{LogOptions, Options};
 
 /// A shutdown goes on without a vBucket whose flush has failed this often since it began.
 const DRAIN_FAILURES_MAX: u32 = 4;
@@ -65,7 +65,7 @@ impl Store {
     /// Reads the data directory, which is created if it is not there. Removes leftovers of unfinished work, sets newer but
     /// bogus files aside, and opens each vBucket's file strictly. Damage is an error that names every damaged file.
     pub fn open(env: &Env, pools: &Arc<Pools>, data_dir: &Path, options: Options) -> Result<Store, StoreError> {
-        crate::replay::check(&options)?;
+        crate::replay::check(options.commit_log.as_ref())?;
         let storage = &*env.storage;
         let root = data_dir.join(BUCKETS_DIR);
         let is_new = !storage.exists(&root).map_err(StoreError::io("look for", &root))?;
@@ -100,8 +100,10 @@ impl Store {
                 if !look.damages.is_empty() {
                     return Err(StoreError::Damaged(Damages(look.damages)));
                 }
-                let path = |found: &Found| dir.join(names::vb_file(found.vb, found.committed.rev));
-                files.extend(look.found.iter().map(path));
+                let file = |found: &Found| {
+                    (dir.join(names::vb_file(found.vb, found.committed.rev)), found.committed.header_at)
+                };
+                files.extend(look.found.iter().map(file));
                 let mut found: BTreeMap<VbId, _> = look.found.into_iter().map(|found| (found.vb, found)).collect();
                 let deletions = deletions.clone();
                 Ok(assemble(shared, &dir, spec, deletions, |vb| found.remove(&vb).map(|f| (f.committed, f.next_rev))))
@@ -118,7 +120,7 @@ impl Store {
             return Err(StoreError::Damaged(Damages(damages)));
         }
         if !was_clean {
-            sync_files(env, pools, files)?;
+            prove_files(env, pools, files)?;
         }
         storage.sync_dir(&root).map_err(StoreError::io("sync directory", &root))?;
         let open = |slot: &Slot| match slot {
@@ -130,12 +132,12 @@ impl Store {
         // From here on the files have everything that was ever acknowledged.
         crate::vb::remove_if_there(storage, &clean)?;
         storage.sync_dir(data_dir).map_err(StoreError::io("sync directory", data_dir))?;
+        homes.iter().for_each(|(uuid, vbs)| shared.logger.add(*uuid, vbs));
         if let (Some(log), Some(options)) = (log, &shared.options.commit_log) {
-            shared.set_logger(pools, log, options).map_err(StoreError::log)?;
+            shared.set_log(pools, log, options).map_err(StoreError::log)?;
+            shared.logger.set_phase(Phase::On);
         }
-        if let Some(logger) = shared.logger() {
-            homes.iter().for_each(|(uuid, vbs)| logger.add(*uuid, vbs));
-        }
+        shared.switch.begin(data_dir, shared.options.commit_log.clone());
         Ok(Store {
             uuids: Mutex::ranked(Rank::CommitQueue, homes.into_keys().collect()),
             shared,
@@ -170,12 +172,28 @@ impl Store {
     /// The commit log has no room, and will have some once more is filed: writes should be put off. Not said before it is
     /// full indeed.
     pub fn log_full(&self) -> bool {
-        self.shared.logger().is_some_and(Logger::is_full)
+        self.shared.logger.is_full()
     }
 
     /// `None` without a commit log.
     pub fn log_stats(&self) -> Option<LogStats> {
-        Some(self.shared.logger()?.log()?.stats())
+        Some(self.shared.logger.log()?.stats())
+    }
+
+    /// From here on changes go to a commit log, or to the files each by itself, as [`Options::commit_log`] says at a start.
+    /// Returns at once; [`Store::is_switching_log`] tells whether it is done. Meanwhile everything is taken, and becomes
+    /// durable, as before. Refuses options that could not work.
+    ///
+    /// A log that holds changes of a vBucket that takes no writes until a restart is kept, and used on.
+    pub fn set_commit_log(&self, wanted: Option<LogOptions>) -> Result<(), StoreError> {
+        crate::replay::check(wanted.as_ref())?;
+        self.shared.switch.want(wanted);
+        Ok(())
+    }
+
+    /// A change of the commit log is under way.
+    pub fn is_switching_log(&self) -> bool {
+        self.shared.switch.is_under_way()
     }
 
     /// There are so many threads for reads and for commits from now on: as many may be under way together.
@@ -216,8 +234,8 @@ impl Store {
         let name = spec.name.clone();
         let made = self.claim_uuid(&spec).and_then(|()| self.make_dir(&spec));
         let made = made.map(|dir| Arc::new(assemble(&self.shared, &dir, spec, Deletions::default(), |_| None)));
-        if let (Ok(bucket), Some(logger)) = (&made, self.shared.logger()) {
-            logger.add(bucket.spec().uuid, bucket.vbs());
+        if let Ok(bucket) = &made {
+            self.shared.logger.add(bucket.spec().uuid, bucket.vbs());
         }
         let mut buckets = self.buckets.lock();
         match &made {
@@ -249,7 +267,7 @@ impl Store {
     /// What the log holds of one bucket must never be taken for another's.
     fn claim_uuid(&self, spec: &BucketSpec) -> Result<(), StoreError> {
         let is_new = self.uuids.lock().insert(spec.uuid);
-        if is_new || self.shared.logger().is_none() {
+        if is_new || self.shared.logger.log().is_none() {
             return Ok(());
         }
         let what = format!("uuid {:032x} was another bucket's; each needs a new one", spec.uuid.0);
@@ -288,15 +306,14 @@ impl Store {
             vb.detach();
             self.shared.files.retire(&vb.place, 0);
         }
-        if let Some(logger) = self.shared.logger() {
-            logger.remove(bucket.spec().uuid);
-        }
+        self.shared.logger.remove(bucket.spec().uuid);
         // If it was this bucket that found the disk full, nobody would find out that it no longer is.
         self.shared.reserve.may_have_space();
         let removed = self.remove_dir(&bucket.spec());
-        if let (Ok(()), Some(logger)) = (&removed, self.shared.logger()) {
-            logger.forget(bucket.spec().uuid);
+        if removed.is_ok() {
+            self.shared.logger.forget(bucket.spec().uuid);
         }
+        self.shared.switch.look();
         self.buckets.lock().remove(name);
         removed
     }
@@ -317,9 +334,7 @@ impl Store {
 
     /// Asks for a flush of everything that waits, without waiting for it.
     pub fn start_drain(&self) {
-        if let Some(logger) = self.shared.logger() {
-            logger.filer.file_all();
-        }
+        self.shared.logger.filer.file_all();
         for bucket in self.buckets() {
             for vb in bucket.vbs().iter().filter(|vb| vb.is_dirty()) {
                 self.shared.changed(vb, Urgency::Durable);
@@ -332,10 +347,9 @@ impl Store {
     pub fn drain(&self) -> Drained {
         // What it has copied is not needed, and what it holds up is.
         self.shared.compactor.stop();
-        if let Some(logger) = self.shared.logger() {
-            // Whatever the log could not take goes to the files now, like everything else.
-            logger.close();
-        }
+        self.shared.switch.stop();
+        // Whatever the log could not take goes to the files now, like everything else.
+        self.shared.logger.close();
         self.start_drain();
         let mut left = Vec::new();
         for bucket in self.buckets() {
@@ -377,7 +391,6 @@ fn assemble(
     deletions: Deletions,
     mut found: impl FnMut(VbId) -> Option<(crate::vb::Committed, u64)>,
 ) -> BucketStore {
-    let log_options = shared.options.commit_log.as_ref();
     let home = Arc::new(Home {
         name: spec.name.clone(),
         uuid: spec.uuid,
@@ -388,7 +401,7 @@ fn assemble(
         unfiled_bytes: AtomicU64::new(0),
         trigger: RwLock::ranked(Rank::CommitQueue, spec.compaction),
         deletions: parking_lot::Mutex::new(deletions),
-        unfiled_bytes_max: log_options.map_or(u64::MAX, |options| options.unfiled_bytes_max.min(spec.quota_bytes / 4)),
+        unfiled_share: spec.quota_bytes / 4,
     });
     let vbs = (0..spec.vbuckets).map(|id| {
         let (committed, next_rev) = found(VbId(id)).map_or((None, 1), |(committed, next)| (Some(committed), next));

@@ -11,11 +11,13 @@ use scheduler::{PoolKind, Pools};
 use crate::error::StoreError;
 
 const HELPERS_EACH: usize = 4;
+/// A header begins a block of the file.
+const HEADER_BLOCK_BYTES: u64 = 4096;
 
-/// Makes durable whatever the page cache holds of these files.
-pub(crate) fn sync_files(env: &Env, pools: &Pools, paths: Vec<PathBuf>) -> Result<(), StoreError> {
+/// Makes durable what each of these files says up to its newest commit, whose header is at the given offset.
+pub(crate) fn prove_files(env: &Env, pools: &Pools, files: Vec<(PathBuf, u64)>) -> Result<(), StoreError> {
     let storage = Arc::clone(&env.storage);
-    side_by_side(pools, "start-up sync", paths, move |path| sync_file(&*storage, path))
+    side_by_side(pools, "start-up sync", files, move |(path, header_at)| prove_file(&*storage, path, *header_at))
 }
 
 /// Does `act` to all of `things`, several at a time. Returns the first failure, once all are done.
@@ -68,7 +70,14 @@ impl<T, F: Fn(&T) -> Result<(), StoreError>> Job<T, F> {
     }
 }
 
-pub(crate) fn sync_file(storage: &dyn Storage, path: &Path) -> Result<(), StoreError> {
-    let file = storage.open(path, OpenMode::Read).map_err(StoreError::io("open", path))?;
+/// A sync may have failed before this start without a reboot since. Then the page cache shows bytes that are not on disk, and
+/// takes them for clean: another sync does nothing. A header counts only after the sync of all before it has succeeded, so
+/// the header itself is all that can be in doubt. It is written once more, as it is.
+pub(crate) fn prove_file(storage: &dyn Storage, path: &Path, header_at: u64) -> Result<(), StoreError> {
+    let file = storage.open(path, OpenMode::ReadWrite).map_err(StoreError::io("open", path))?;
+    let size = file.size().map_err(StoreError::io("read", path))?;
+    let mut header = vec![0; size.saturating_sub(header_at).min(HEADER_BLOCK_BYTES) as usize];
+    env::read_exact_at(&*file, &mut header, header_at).map_err(StoreError::io("read", path))?;
+    env::write_all_at(&*file, &header, header_at).map_err(StoreError::io("write", path))?;
     file.sync().map_err(StoreError::io("sync", path))
 }

@@ -42,11 +42,18 @@ pub(crate) struct Home {
     pub gone: AtomicBool,
     /// Changes in the commit log whose filing nobody has begun, in bytes of memory, and how many may be.
     pub unfiled_bytes: AtomicU64,
-    pub unfiled_bytes_max: u64,
+    /// The part of the bucket's quota that they may be at most.
+    pub unfiled_share: u64,
     /// When files are compacted; `None`: as the store says.
     pub trigger: RwLock<Option<Trigger>>,
     /// As they are on disk. Held while they are written, which nobody waits for who must not.
     pub deletions: parking_lot::Mutex<Deletions>,
+}
+
+impl Home {
+    pub fn unfiled_bytes_max(&self) -> u64 {
+        self.shared.logger.filer.unfiled_bytes_max().min(self.unfiled_share)
+    }
 }
 
 /// The last commit that is known to outlive power loss. Reads start at `header_at`, so what a later commit left behind
@@ -76,11 +83,36 @@ pub(crate) struct Attached {
     pub log: Arc<Changelog>,
     pub cursor: Cursor,
     pub nudge: Arc<dyn Nudge>,
-    /// What was handed to the commit log; none without one.
-    pub log_cursor: Option<Cursor>,
+    /// What was handed to the commit log; none before there was anything to hand. Taken out by who submits.
+    pub log_cursor: Mutex<Option<Cursor>>,
+    /// The seqno up to which the commit log has taken the changes, if it ever took any.
+    pub submitted: AtomicU64,
     /// Version of the changelog's record that the file holds; `u64::MAX`: none.
     pub recorded: AtomicU64,
     pub records: Mutex<Records>,
+}
+
+impl Attached {
+    /// From here on the commit log is given what the file does not have.
+    pub fn enter_log(&self) -> Cursor {
+        let cursor = self.log.cursor_beside("commit log", &self.cursor);
+        let from = self.log.read(&cursor, 0).from;
+        self.submitted.store(from.0 - 1, Ordering::Release);
+        cursor
+    }
+
+    /// The version of the record that the file holds.
+    pub fn recorded(&self) -> Option<u64> {
+        Some(self.recorded.load(Ordering::Acquire)).filter(|version| *version != u64::MAX)
+    }
+
+    /// The file has all that the commit log has.
+    pub fn is_filed(&self) -> bool {
+        // What was submitted while the vBucket went back, or was deleted, is void.
+        let submitted = self.submitted.load(Ordering::Acquire).min(self.log.marks.high().0);
+        let has_changes = self.log.marks.filed().0 >= submitted;
+        has_changes && self.records.lock().are_filed(self.recorded())
+    }
 }
 
 pub(crate) type Done = Box<dyn FnOnce(Result<Option<Item>, StoreError>) + Send>;
@@ -273,14 +305,14 @@ impl Vb {
         let now = log.read(&cursor, 0);
         let same_record = committed.is_some_and(|c| c.facts.record == *now.record);
         let recorded = AtomicU64::new(if same_record { now.record_version } else { u64::MAX });
-        let logger = self.home.shared.logger().filter(|logger| logger.takes());
-        let log_cursor = logger.and_then(|_| log.cursor("commit log", high));
         let records = match same_record {
             true => Records::starting_at(now.record_version, now.record),
             false => Records::default(),
         };
         let records = Mutex::ranked(Rank::CommitQueue, records);
-        let attached = Arc::new(Attached { log, cursor, log_cursor, nudge, recorded, records });
+        let log_cursor = Mutex::ranked(Rank::CommitQueue, None);
+        let submitted = AtomicU64::new(0);
+        let attached = Arc::new(Attached { log, cursor, log_cursor, submitted, nudge, recorded, records });
         let before = self.state.lock().attached.replace(attached);
         assert!(before.is_none(), "vBucket {} has a changelog already", self.id);
     }
@@ -374,8 +406,10 @@ impl Vb {
     /// Whether a flush would find something to do.
     pub fn is_dirty(&self) -> bool {
         let Some(attached) = self.attached() else { return false };
-        attached.log.marks.poisoned().is_none()
-            && (attached.log.marks.high() > attached.log.marks.filed() || self.wants_record(&attached))
+        // First, as it takes the changelog's lock: see [`crate::logger::Logger`].
+        let wants_record = self.wants_record(&attached);
+        let marks = &attached.log.marks;
+        marks.poisoned().is_none() && (wants_record || marks.high() > marks.filed())
     }
 
     /// Whether the record alone is worth a commit. One that was never changed is not worth a file of its own: a vBucket

@@ -247,6 +247,23 @@ fn a_sync_of_the_old_life_acknowledges_nothing_of_the_new_one() {
     }
 }
 
+/// A first commit may fail when its file has its name already. That file is of the old life too.
+#[test]
+fn a_file_that_nobody_knows_of_goes_with_its_life() {
+    const EMFILE: i32 = 24;
+    let (env, mut sim) = sim::env(8);
+    let node = Node::start_with(&env, 8, Mode::Direct.options()).unwrap();
+    sim.storage.arm(FaultPlan::new().rule(Rule::new(Op::SyncDir, Fault::Errno(EMFILE))));
+    node.set(0, "old", b"v");
+    node.run();
+    assert_eq!((files(&node.env).len(), node.bucket.counted(VbId(0))), (1, None), "there, and not known");
+    node.bucket.delete_vb(VbId(0), dead()).unwrap();
+    assert!(files(&node.env).is_empty());
+    drop(node);
+    let node = Node::start(&sim.power_cut(Fate::KeepUnsynced), 8).unwrap();
+    assert!(node.warm_up(0).is_empty());
+}
+
 /// Which vBuckets are deleted is not guessed at.
 #[test]
 fn a_start_is_refused_that_cannot_tell_what_was_deleted() {

@@ -75,7 +75,7 @@ fn spec(name: &str) -> BucketSpec {
 
 /// Goal: with threads too, no change is forgotten by the queues, and reads see what was filed. Method: writers append and
 /// wait for their own change to be durable, readers fetch meanwhile, files are compacted and compactions cancelled, a second
-/// bucket comes and goes.
+/// bucket comes and goes, and so does the commit log.
 #[test]
 fn every_change_becomes_durable_without_further_traffic() {
     storm(&Options::default());
@@ -85,15 +85,14 @@ fn every_change_becomes_durable_without_further_traffic() {
 #[test]
 fn every_change_becomes_durable_through_a_commit_log_too() {
     for driver in [LogDriver::Thread, LogDriver::Task] {
-        let log = LogOptions {
-            segment_bytes: 64 << 10,
-            bytes_max: 256 << 10,
-            driver,
-            file_after: Duration::from_millis(20),
-            ..LogOptions::default()
-        };
+        let log = LogOptions { driver, ..small_log() };
         storm(&Options { files_max: 5, commit_log: Some(log), ..Options::default() });
     }
+}
+
+fn small_log() -> LogOptions {
+    let file_after = Duration::from_millis(20);
+    LogOptions { segment_bytes: 64 << 10, bytes_max: 256 << 10, file_after, ..LogOptions::default() }
 }
 
 fn storm(options: &Options) {
@@ -173,6 +172,17 @@ fn storm(options: &Options) {
                         wrong.fetch_add(u64::from(!is_fine), Ordering::Relaxed);
                     }
                 }
+            }
+        });
+        scope.spawn(|| {
+            let mut is_on = options.commit_log.is_some();
+            while !stop.load(Ordering::Acquire) {
+                is_on = !is_on;
+                store.set_commit_log(is_on.then(small_log)).unwrap();
+                while store.is_switching_log() {
+                    std::thread::yield_now();
+                }
+                assert_eq!(store.log_stats().is_some(), is_on);
             }
         });
         writers.into_iter().for_each(|writer| writer.join().unwrap());

@@ -321,17 +321,21 @@ fn announce(found: &engine::Recovered) {
     );
 }
 
-fn store_options(config: &Config) -> persist::Options {
-    let log = LogOptions {
+/// How the commit log is used; `None`: it is not.
+pub fn log_options(config: &Config) -> Option<LogOptions> {
+    config.commit_log.then(|| LogOptions {
         segment_bytes: config.log_segment_bytes,
         bytes_max: config.log_bytes_max,
-        past_cache: config.log_past_cache,
+        way: config.log_way,
         file_after: Duration::from_secs(u64::from(config.filing_age_s_max)),
         unfiled_bytes_max: config.filing_bytes_max,
         ..LogOptions::default()
-    };
+    })
+}
+
+fn store_options(config: &Config) -> persist::Options {
     persist::Options {
-        commit_log: config.commit_log.then_some(log),
+        commit_log: log_options(config),
         writers: config.writers,
         readers: config.readers,
         batch_bytes_max: config.batch_bytes_max,

@@ -153,6 +153,11 @@ impl Reloader {
         self.live.front.set_bounds(new.bounds);
         self.live.engine.store().set_compaction(new.compaction);
         self.live.engine.store().governor().set_limits(new.disk);
+        if self.config.commit_log != new.commit_log {
+            // What else is said of the log waits for a restart.
+            let log = boot::log_options(&Config { commit_log: new.commit_log, ..self.config.clone() });
+            self.live.engine.store().set_commit_log(log).map_err(|error| error.to_string())?;
+        }
         if self.config.log_level != new.log_level {
             self.live.log.set_filter(&new.log_level);
         }
@@ -169,6 +174,7 @@ impl Reloader {
         self.config.bounds = new.bounds;
         self.config.compaction = new.compaction;
         self.config.disk = new.disk;
+        self.config.commit_log = new.commit_log;
         self.config.log_level = new.log_level;
         let names = |keys: Vec<&'static crate::config::keys::Key>| keys.iter().map(|key| key.name).collect::<Vec<_>>();
         let (live, waiting) = (names(live), names(waiting));

@@ -152,6 +152,7 @@ impl Process {
         number("log", &if store.log_stats().is_some() { "on" } else { "off" });
         let Some(log) = store.log_stats() else { return };
         number("log_way", &log.way);
+        number("log_way_medians", &log.way_medians);
         number("log_syncs", &log.syncs);
         number("log_records_a_sync", &format!("{:.1}", log.records as f64 / log.syncs.max(1) as f64));
         number("log_waiting_bytes", &log.waiting_bytes);

@@ -7,10 +7,10 @@
 mod harness;
 
 use std::collections::HashMap;
-use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex};
 use std::thread;
+use std::{fs, io};
 
 use harness::connection::{FEATURES, is_closed};
 use harness::{Connection, Dice, PATIENCE, Serve, Server};
@@ -30,10 +30,14 @@ struct Plan {
     acks_max: usize,
     /// Of one start after the other, over and over.
     commit_log: &'static [&'static str],
+    /// It is switched over fewer times than this while clients write, the last time just before the kill.
+    switches: usize,
 }
 
-const FEW: Plan = Plan { vbuckets: 16, kills: 20, keys_per_client: 6, acks_max: 4000, commit_log: &["on"] };
-const MANY: Plan = Plan { vbuckets: 1024, kills: 5, keys_per_client: 40, acks_max: 4000, commit_log: &["on"] };
+const FEW: Plan =
+    Plan { vbuckets: 16, kills: 20, keys_per_client: 6, acks_max: 4000, commit_log: &["on"], switches: 1 };
+const MANY: Plan =
+    Plan { vbuckets: 1024, kills: 5, keys_per_client: 40, acks_max: 4000, commit_log: &["on"], switches: 1 };
 
 #[test]
 fn acknowledged_durable_writes_survive_twenty_kills() {
@@ -61,6 +65,14 @@ fn acknowledged_durable_writes_survive_kills_while_the_commit_log_comes_and_goes
     survive(&Plan { commit_log: &["on", "off", "off", "on"], ..FEW }, Dice::new("a log that comes and goes"));
 }
 
+/// The log is switched at run time too, back and forth, and the kill comes at any moment of a switch.
+#[test]
+fn acknowledged_durable_writes_survive_kills_while_the_commit_log_is_switched_under_load() {
+    let plan = Plan { commit_log: &["on", "off"], switches: 6, acks_max: 1000, ..FEW };
+    survive(&plan, Dice::new("a log switched under load"));
+    survive(&Plan { vbuckets: 256, kills: 6, ..plan }, Dice::new("a log of many vBuckets switched under load"));
+}
+
 fn survive(plan: &Plan, mut dice: Dice) {
     let dir = harness::directory();
     let data_dir = dir.path().join("data");
@@ -68,7 +80,7 @@ fn survive(plan: &Plan, mut dice: Dice) {
     for kill in 0..plan.kills {
         let server = start(&data_dir, plan, kill);
         verify(&server, &mut clients, kill);
-        write_until_killed(server, &mut clients, dice.below(plan.acks_max), &mut dice);
+        write_until_killed(server, &mut clients, plan, &data_dir, &mut dice);
         if dice.one_in(4) {
             // Recovery is interrupted too.
             let mut recovering = serve(&data_dir, plan, dice.below(4)).spawn();
@@ -89,8 +101,15 @@ fn survive(plan: &Plan, mut dice: Dice) {
 
 fn serve(data_dir: &Path, plan: &Plan, start: usize) -> Serve {
     let commit_log = plan.commit_log[start % plan.commit_log.len()];
-    let serve = Serve::on(data_dir).set(&format!("persist.commit_log={commit_log}"));
+    let config = write_config(data_dir, commit_log);
+    let serve = Serve::on(data_dir).arg("--config").arg(config);
     serve.set(&format!("bucket.vbuckets={}", plan.vbuckets))
+}
+
+fn write_config(data_dir: &Path, commit_log: &str) -> PathBuf {
+    let config = data_dir.with_extension("toml");
+    fs::write(&config, format!("[persist]\ncommit_log = \"{commit_log}\"\n")).expect("a temporary directory");
+    config
 }
 
 fn start(data_dir: &Path, plan: &Plan, start: usize) -> Server {
@@ -184,8 +203,10 @@ fn keys_of(client: usize, plan: &Plan, dice: &mut Dice) -> Vec<Key> {
     (0..plan.keys_per_client).map(key).collect()
 }
 
-/// Lets all clients write until the server has acknowledged `acks` changes, then kills it.
-fn write_until_killed(server: Server, clients: &mut [Vec<Key>], acks: usize, dice: &mut Dice) {
+/// Lets all clients write until the server has acknowledged some changes, and some more after each switch of the commit log,
+/// then kills it.
+fn write_until_killed(server: Server, clients: &mut [Vec<Key>], plan: &Plan, data_dir: &Path, dice: &mut Dice) {
+    let mut acks = dice.below(plan.acks_max);
     let progress = Progress::default();
     thread::scope(|scope| {
         for (client, keys) in clients.iter_mut().enumerate() {
@@ -200,7 +221,13 @@ fn write_until_killed(server: Server, clients: &mut [Vec<Key>], acks: usize, dic
                 }
             });
         }
-        let alive = progress.wait_for(acks);
+        let mut alive = progress.wait_for(acks);
+        for _ in 0..dice.below(plan.switches) {
+            write_config(data_dir, if dice.one_in(2) { "on" } else { "off" });
+            server.signal("HUP");
+            acks += dice.below(300);
+            alive = alive && progress.wait_for(acks);
+        }
         // Not always in step with an answer that was just sent.
         (0..dice.below(100_000)).for_each(|_| std::hint::spin_loop());
         let ended = server.kill9();

@@ -29,19 +29,9 @@ fn hang_up(server: &mut Server, config: &Path, text: &str) {
     assert!(server.wait_for_log("configuration read again"), "{}", server.stderr);
 }
 
-/// Goal: the number of files kept open may be changed at any time. Method: clients write durably, each change a commit of
-/// its file, while the number goes up and down; then the server is killed and everything acknowledged is read.
-#[test]
-fn the_file_cache_may_be_switched_off_and_on_under_load() {
-    let dir = harness::directory();
-    let config = dir.path().join("settee.toml");
-    let files_max = |n: u32| format!("[persist.file_cache]\nfiles_max = {n}\n");
-    fs::write(&config, files_max(1000)).unwrap();
-    let serve = || {
-        let serve = Serve::on(&dir.path().join("data")).arg("--config").arg(&config).set("persist.writers=4");
-        serve.set("persist.commit_log=off").set(&format!("bucket.vbuckets={VBUCKETS}"))
-    };
-    let mut server = serve().start();
+/// Clients write durably, each to keys of its own, while `act` has the server and a way to wait for so many more answers. What
+/// each client wrote last to each of its keys.
+fn under_load(server: &mut Server, act: impl FnOnce(&mut Server, &dyn Fn(u64))) -> Vec<Vec<u32>> {
     let (stop, acks) = (AtomicBool::new(false), AtomicU64::new(0));
     let wait_for_acks = |more: u64| {
         let aim = acks.load(Ordering::Relaxed) + more;
@@ -50,7 +40,7 @@ fn the_file_cache_may_be_switched_off_and_on_under_load() {
         }
     };
     let kv = server.kv.clone();
-    let last = thread::scope(|scope| {
+    thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS)
             .map(|client| {
                 let mut connection = harness::Connection::log_in(&kv, BUCKET, harness::connection::FEATURES).unwrap();
@@ -73,28 +63,77 @@ fn the_file_cache_may_be_switched_off_and_on_under_load() {
                 })
             })
             .collect();
+        act(server, &wait_for_acks);
+        stop.store(true, Ordering::Relaxed);
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    })
+}
+
+fn assert_holds(server: &Server, last: &[Vec<u32>]) {
+    let mut client = server.client(BUCKET);
+    for (number, last) in (0..).zip(last) {
+        for (which, n) in (0..).zip(last) {
+            assert_eq!(client.get(number + CLIENTS * which, "key").unwrap().text(), n.to_string());
+        }
+    }
+}
+
+/// Goal: the number of files kept open may be changed at any time. Method: clients write durably, each change a commit of
+/// its file, while the number goes up and down; then the server is killed and everything acknowledged is read.
+#[test]
+fn the_file_cache_may_be_switched_off_and_on_under_load() {
+    let dir = harness::directory();
+    let config = dir.path().join("settee.toml");
+    let files_max = |n: u32| format!("[persist.file_cache]\nfiles_max = {n}\n");
+    fs::write(&config, files_max(1000)).unwrap();
+    let serve = || {
+        let serve = Serve::on(&dir.path().join("data")).arg("--config").arg(&config).set("persist.writers=4");
+        serve.set("persist.commit_log=off").set(&format!("bucket.vbuckets={VBUCKETS}"))
+    };
+    let mut server = serve().start();
+    let last = under_load(&mut server, |server, wait_for_acks| {
         for n in [0, 1, 1000, 0, 5, 0, 1000, 1, 0, 3] {
             wait_for_acks(100);
-            hang_up(&mut server, &config, &files_max(n));
+            hang_up(server, &config, &files_max(n));
             wait_for_acks(100);
             // Kept, and in use: a flush has one file open, and a new one beside it.
-            let (open, most) = (open_files(&server), n as usize + 2 * 4 + 4);
+            let (open, most) = (open_files(server), n as usize + 2 * 4 + 4);
             assert!(open <= most, "{open} files are open with {n} kept");
         }
-        stop.store(true, Ordering::Relaxed);
-        clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>()
     });
     hang_up(&mut server, &config, &files_max(0));
     let stats = server.client(BUCKET).stats("persist").unwrap();
     assert!(stats.contains(&("file_cache_kept".to_owned(), "0".to_owned())), "{stats:?}");
     server.kill9();
     let server = serve().start();
-    let mut client = server.client(BUCKET);
-    for (number, last) in (0..).zip(&last) {
-        for (which, n) in (0..).zip(last) {
-            assert_eq!(client.get(number + CLIENTS * which, "key").unwrap().text(), n.to_string());
+    assert_holds(&server, &last);
+    server.stop();
+}
+
+/// Goal: the commit log may be switched at any time, and says so. Method: clients write durably while it goes and comes; each
+/// switch ends, its log is there or not, and everything acknowledged is there after a kill.
+#[test]
+fn the_commit_log_may_be_switched_off_and_on_under_load() {
+    let dir = harness::directory();
+    let (config, data) = (dir.path().join("settee.toml"), dir.path().join("data"));
+    let commit_log = |state: &str| format!("[persist]\ncommit_log = \"{state}\"\n");
+    fs::write(&config, commit_log("on")).unwrap();
+    let serve = || Serve::on(&data).arg("--config").arg(&config).set(&format!("bucket.vbuckets={VBUCKETS}"));
+    let mut server = serve().start();
+    let last = under_load(&mut server, |server, wait_for_acks| {
+        for state in ["off", "on", "off", "on", "off"] {
+            wait_for_acks(300);
+            hang_up(server, &config, &commit_log(state));
+            assert!(server.wait_for_log(&format!("the commit log is {state}")), "{}", server.stderr);
+            assert_eq!(data.join("log").exists(), state == "on");
+            let stats = server.client(BUCKET).stats("persist").unwrap();
+            assert!(stats.contains(&("log".to_owned(), state.to_owned())), "{stats:?}");
+            wait_for_acks(300);
         }
-    }
+    });
+    server.kill9();
+    let server = serve().start();
+    assert_holds(&server, &last);
     server.stop();
 }
 

@@ -102,8 +102,15 @@ pub fn parse_request<'a>(raw: &'a [u8], opcode: Opcode) -> Result<RequestFrames<
         let twice = match id {
             BARRIER if data.is_empty() => std::mem::replace(&mut frames.barrier, true),
             BARRIER => return Err(einval("the barrier frame carries no data")),
-            DURABILITY => frames.durability.replace(durability(data)?).is_some(),
-            PRESERVE_EXPIRY if data.is_empty() => std::mem::replace(&mut frames.preserve_expiry, true),
+            // A widely used client adds these anew each time it sends a request that was turned away by another node.
+            DURABILITY => {
+                frames.durability = Some(durability(data)?);
+                false
+            }
+            PRESERVE_EXPIRY if data.is_empty() => {
+                frames.preserve_expiry = true;
+                false
+            }
             PRESERVE_EXPIRY => return Err(einval("the preserve-expiry frame carries no data")),
             IMPERSONATE if data.is_empty() => return Err(einval("the impersonate frame needs a user name")),
             IMPERSONATE => frames.impersonate.replace(data).is_some(),
@@ -252,6 +259,12 @@ mod tests {
         assert_eq!(read(&[0x13, 1, 0x23, 0x28]), Ok(Durability { level: Level::Majority, timeout_ms: Some(9000) }));
         assert_eq!(read(&[0x11, 3]), Ok(Durability { level: Level::PersistMajority, timeout_ms: None }));
         assert_eq!(read(&[0x13, 2, 0xff, 0xff]).map(|d| d.timeout_ms), Ok(Some(65534)));
+    }
+
+    #[test]
+    fn a_requirement_that_is_there_twice_counts_once() {
+        let twice = parse_request(&[0x11, 1, 0x50, 0x11, 3, 0x50], Opcode::Set).expect("as a client repeats it");
+        assert_eq!((twice.durability.map(|d| d.level), twice.preserve_expiry), (Some(Level::PersistMajority), true));
     }
 
     #[test]

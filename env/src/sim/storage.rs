@@ -33,7 +33,11 @@ struct Machine {
     mutations: u64,
     last_mutation: Option<String>,
     trace: Option<Vec<String>>,
+    meanwhile: Option<Meanwhile>,
 }
+
+/// What happens while a call is under way: which kind of call, a part of its path, and what to do.
+type Meanwhile = (Op, String, Box<dyn FnOnce() + Send>);
 
 /// Whether an error means that the simulated machine is off or has restarted since the handle was made.
 pub fn is_power_off(error: &io::Error) -> bool {
@@ -69,6 +73,7 @@ impl SimStorage {
             mutations: 0,
             last_mutation: None,
             trace: None,
+            meanwhile: None,
         };
         SimStorage { machine: Arc::new(Mutex::new(machine)), boot: 0 }
     }
@@ -80,6 +85,12 @@ impl SimStorage {
         machine.counts = [0; Op::ALL.len()];
         machine.mutations = 0;
         machine.last_mutation = None;
+    }
+
+    /// The next call of kind `op` whose path contains `part` has `act` happen before it does anything: on its own thread, but
+    /// as if on another. Time passes, that is, and others get on, while this call is under way.
+    pub fn meanwhile(&self, op: Op, part: &str, act: impl FnOnce() + Send + 'static) {
+        self.machine.lock().meanwhile = Some((op, part.to_owned(), Box::new(act)));
     }
 
     /// Changes the space limit of the armed plan and nothing else; `None` lifts it.
@@ -123,6 +134,7 @@ impl SimStorage {
             mutations: 0,
             last_mutation: None,
             trace: None,
+            meanwhile: None,
         };
         SimStorage { machine: Arc::new(Mutex::new(copy)), boot: 0 }
     }
@@ -230,6 +242,7 @@ impl SimStorage {
         machine.power = true;
         machine.open_files = 0;
         machine.plan = FaultPlan::new();
+        machine.meanwhile = None;
         machine.counts = [0; Op::ALL.len()];
         machine.mutations = 0;
         machine.last_mutation = None;
@@ -244,6 +257,14 @@ impl SimStorage {
         act: impl FnOnce(&mut Machine, Option<Fault>) -> io::Result<R>,
     ) -> io::Result<R> {
         let mut machine = self.machine.lock();
+        let is_meant = |(of, part, _): &mut Meanwhile| {
+            *of == op && paths.iter().any(|path| path.to_string_lossy().contains(part.as_str()))
+        };
+        if let Some((.., act)) = machine.meanwhile.take_if(is_meant) {
+            drop(machine);
+            act();
+            machine = self.machine.lock();
+        }
         if machine.boot != self.boot || !machine.power {
             return Err(io::Error::other(PowerOff));
         }

@@ -150,7 +150,7 @@ impl Copying {
         for (id, body) in locals(&self.file, &collections).map_err(file())? {
             self.copy.local_put(&id, &body).map_err(file())?;
         }
-        self.copy.local_put(vbstate::ID, &facts.encode()).map_err(file())?;
+        self.copy.local_put(vbstate::ID, &facts.encode_as_first()).map_err(file())?;
         let purge = header.purge_seq.max(self.left_out.purged.0);
         self.copy.commit(header.update_seq, purge, header.timestamp_ns).map_err(file())?;
         self.target.remove_spilled()?;

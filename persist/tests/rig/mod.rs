@@ -143,6 +143,12 @@ pub struct History {
     pub compacts: bool,
 }
 
+impl History {
+    pub fn note_durable(&mut self, node: &Node) {
+        self.durable = (0..VBS).map(|vb| (vb, node.durable(vb))).collect();
+    }
+}
+
 /// One run of a server's lower half.
 pub struct Node {
     pub env: Env,
@@ -414,22 +420,41 @@ pub fn work(env: &Env, mode: Mode, seed: u64, rounds: u64) -> History {
 }
 
 pub fn work_on(node: &Node, seed: u64, rounds: u64, history: &mut History) {
-    let mut dice = Dice(seed);
-    // Of each vBucket in order, as they are completed.
-    let mut prepared: BTreeMap<u16, VecDeque<(Seqno, String, Vec<u8>)>> = BTreeMap::new();
-    for round in 0..rounds {
+    let mut writing = Writing::new(seed);
+    (0..rounds).for_each(|_| writing.change(node, history));
+    node.run();
+    history.note_durable(node);
+}
+
+/// Changes of all kinds, one after the other.
+pub struct Writing {
+    dice: Dice,
+    round: u64,
+    /// Of each vBucket in order, as they are completed.
+    prepared: BTreeMap<u16, VecDeque<(Seqno, String, Vec<u8>)>>,
+}
+
+impl Writing {
+    pub fn new(seed: u64) -> Writing {
+        Writing { dice: Dice(seed), round: 0, prepared: BTreeMap::new() }
+    }
+
+    /// Makes a change, mostly, and takes a few steps.
+    pub fn change(&mut self, node: &Node, history: &mut History) {
+        let (dice, round) = (&mut self.dice, self.round);
+        self.round += 1;
         let vb = dice.below(u64::from(VBS)) as u16;
         let key = format!("k{}", dice.below(6));
         let filler = "x".repeat(dice.below(history.mode.value_bytes_max()) as usize);
         let value = format!("{round}-{filler}").into_bytes();
-        let pending = prepared.entry(vb).or_default();
+        let pending = self.prepared.entry(vb).or_default();
         let is_pending = pending.iter().any(|(_, of, _)| *of == key);
         let item = match if is_pending && dice.below(10) < 7 { pending.pop_front() } else { None } {
             Some((seqno, key, value)) => match dice.below(7) {
                 0..5 => node.put(vb, &key, Some(&value), Kind::Committed { prepared: Some(seqno) }),
                 _ => node.put(vb, &key, None, Kind::Abort { prepared: seqno }),
             },
-            None if is_pending => continue,
+            None if is_pending => return,
             None => match dice.below(10) {
                 0..6 => node.set(vb, &key, &value),
                 6..8 => node.put(vb, &key, None, Kind::Committed { prepared: None }),
@@ -447,10 +472,6 @@ pub fn work_on(node: &Node, seed: u64, rounds: u64, history: &mut History) {
         for _ in 0..dice.below(if history.compacts { 8 } else { 3 }) {
             node.stepper.step();
         }
-    }
-    node.run();
-    for vb in 0..VBS {
-        history.durable.insert(vb, node.durable(vb));
     }
 }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use limits::Wish;
-use persist::Eviction;
+use persist::{Eviction, LogWay};
 
 use Applies::{Live, Restart};
 
@@ -309,9 +309,10 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "persist.commit_log",
         default: "on",
-        applies: Restart,
+        applies: Live,
         doc: "on: a durable write is answered once it is in a log that all vBuckets share, and goes to its vBucket's file later. off: once \
-              it is in the file, each of which is synced by itself; the log is emptied at start and not used.",
+              it is in the file, each of which is synced by itself. What a log still holds then is filed first, beside new writes, and the \
+              log removed.",
         set: |c, v| one_of(v, [("on", true), ("off", false)]).map(|on| c.commit_log = on),
     },
     Key {
@@ -354,19 +355,28 @@ pub static KEYS: &[Key] = &[
         set: |c, v| number(v, 3 * SEGMENT_BYTES_MIN, 1 << 42).map(|n| c.log_bytes_max = n),
     },
     Key {
-        name: "persist.log_past_cache",
-        default: "on",
-        applies: Restart,
-        doc: "on: the commit log is written past the page cache, durable when a write returns, where the file system allows it; 12 to 23 % sooner \
-              where it was measured. off: written and synced. `cargo bench -p commit_log` compares them on your disk; the log says which it is.",
-        set: |c, v| one_of(v, [("on", true), ("off", false)]).map(|on| c.log_past_cache = on),
-    },
-    Key {
         name: "persist.log_segment_bytes",
         default: "67108864",
         applies: Restart,
         doc: "Bytes of each file of the commit log, a multiple of 4096. The largest document must fit.",
         set: |c, v| multiple_of_4096(v, SEGMENT_BYTES_MIN, 1 << 30).map(|n| c.log_segment_bytes = n),
+    },
+    Key {
+        name: "persist.log_way",
+        default: "auto",
+        applies: Restart,
+        doc: "How what is written to the commit log becomes durable. fdatasync: written and synced. dsync: with O_DSYNC. direct: past the page cache, \
+              with O_DIRECT and O_DSYNC, where the file system allows it. auto: written and synced at first, then whichever is found to be the fastest \
+              when the second file is made ready; the log and `settee stats persist` say what was found.",
+        set: |c, v| {
+            let ways = [
+                ("auto", None),
+                ("fdatasync", Some(LogWay::WriteAndSync)),
+                ("dsync", Some(LogWay::Dsync)),
+                ("direct", Some(LogWay::Direct)),
+            ];
+            one_of(v, ways).map(|way| c.log_way = way)
+        },
     },
     Key {
         name: "persist.readers",

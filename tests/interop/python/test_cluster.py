@@ -11,7 +11,12 @@ import pytest
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.durability import DurabilityLevel, ServerDurability
-from couchbase.exceptions import DocumentNotFoundException, DocumentUnretrievableException, UnAmbiguousTimeoutException
+from couchbase.exceptions import (
+    DocumentNotFoundException,
+    DocumentUnretrievableException,
+    DurabilitySyncWriteAmbiguousException,
+    UnAmbiguousTimeoutException,
+)
 from couchbase.options import ClusterOptions, ClusterTimeoutOptions, GetOptions, UpsertOptions
 
 from conftest import PASSWORD, binary
@@ -27,6 +32,7 @@ class Nodes:
     """`settee cluster-run` on free ports; its nodes end with it."""
 
     def __init__(self, data_dir, nodes, replicas):
+        self.data_dir = str(data_dir)
         self.env = {**os.environ, "SETTEE_PASSWORD": PASSWORD}
         args = [binary(), "cluster-run", "--data-dir", str(data_dir), "--base-port", "0", "--vbuckets", "64"]
         args += ["--nodes", str(nodes), "--replicas", str(replicas)]
@@ -43,6 +49,11 @@ class Nodes:
 
     def tool(self, *args):
         return subprocess.run([binary(), "cluster", *args], env=self.env, check=True, capture_output=True).stdout
+
+    def begin(self, *args):
+        """A command that goes on beside the test."""
+        args = [binary(), "cluster", *args, "--data-dir", self.data_dir]
+        return subprocess.Popen(args, env=self.env, stdout=subprocess.DEVNULL)
 
     def connect(self):
         timeouts = ClusterTimeoutOptions(kv_timeout=timedelta(seconds=20), connect_timeout=timedelta(seconds=20))
@@ -104,4 +115,34 @@ def test_a_cluster_is_used_like_one_server_and_survives_a_node(nodes):
         found = eventually(lambda: collection.get(key, briefly), UnAmbiguousTimeoutException)
         assert found.content_as[dict] == value
     collection.upsert("after", {"n": 1})
+    cluster.close()
+
+
+def test_nodes_come_and_go_while_a_client_writes(nodes):
+    cluster = nodes.connect()
+    collection = cluster.bucket("default").default_collection()
+    first, second = nodes.pids
+    values = {}
+
+    def write_while(command):
+        n = 0
+        while command.poll() is None or n < 50:
+            key, value = f"key-{n % 64}", {"n": n}
+            try:
+                collection.upsert(key, value, UpsertOptions(durability=ServerDurability(LEVELS[n % 3])))
+                values[key] = value
+            except DurabilitySyncWriteAmbiguousException:
+                # Its vBucket moved under it.
+                values.pop(key, None)
+            n += 1
+        assert command.wait() == 0
+
+    write_while(nodes.begin("add"))
+    write_while(nodes.begin("rebalance"))
+    seen = json.loads(nodes.tool("status", "--json", "--kv", second))
+    assert len(seen["nodes"]) == 3
+    assert all(21 <= node[copies] <= 22 for node in seen["nodes"] for copies in ("active", "replica"))
+    write_while(nodes.begin("remove", first))
+    for key, value in values.items():
+        assert collection.get(key).content_as[dict] == value
     cluster.close()
