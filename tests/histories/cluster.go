@@ -111,6 +111,7 @@ type cluster struct {
 	mu sync.Mutex
 	// chains names, for each vBucket, the places of its nodes in `nodes`, active first.
 	chains [][]int
+	rev    int64
 	isOut  []bool
 	terms  []int
 }
@@ -210,53 +211,76 @@ func (c *cluster) failOver(lost, through int) error {
 		c.terms[number]++
 	}
 	c.mu.Unlock()
-	at := c.nodes[through]
-	cmd := at.command(program(), "cluster", "failover", c.nodes[lost].kv, "--kv", at.kv, "--user", user)
-	cmd.Env = append(os.Environ(), "SETTEE_PASSWORD="+password)
-	if said, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("failover: %w: %s", err, said)
+	if err := c.decide(through, "failover", c.nodes[lost].kv); err != nil {
+		return err
 	}
-	chains, err := c.ask(through)
-	if err != nil {
+	return c.learn(through)
+}
+
+// takeIn gives a node that is out of office, and knows it, vBuckets again.
+func (c *cluster) takeIn(lost, through int) error {
+	if err := c.decide(through, "add", c.nodes[lost].kv); err != nil {
 		return err
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.chains = chains
+	c.isOut[lost] = false
+	c.mu.Unlock()
+	if err := c.decide(through, "rebalance"); err != nil {
+		return err
+	}
+	return c.learn(through)
+}
+
+// decide runs a command of `settee cluster` at a node.
+func (c *cluster) decide(through int, verb ...string) error {
+	at := c.nodes[through]
+	args := append(append([]string{"cluster"}, verb...), "--kv", at.kv, "--user", user, "--data-dir", at.dir)
+	cmd := at.command(program(), args...)
+	cmd.Env = append(os.Environ(), "SETTEE_PASSWORD="+password)
+	if said, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", verb[0], err, said)
+	}
 	return nil
 }
 
-// ask returns the chains that a node knows.
-func (c *cluster) ask(number int) ([][]int, error) {
+// learn goes by the map that a node has, if it is newer.
+func (c *cluster) learn(number int) error {
 	client, err := dial(c.nodes[number].kv, bucket, startMax)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer client.close()
 	answer, err := client.succeed(memd.Packet{Command: memd.CmdGetClusterConfig})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var config struct {
+		Rev   int64
 		Place struct {
 			ServerList []string
 			VBucketMap [][]int
 		} `json:"vBucketServerMap"`
 	}
 	if err := json.Unmarshal(answer.Value, &config); err != nil {
-		return nil, err
+		return err
 	}
-	var chains [][]int
-	for _, row := range config.Place.VBucketMap {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if config.Rev <= c.rev {
+		return nil
+	}
+	c.rev = config.Rev
+	for vb, row := range config.Place.VBucketMap {
 		var chain []int
 		for _, at := range row {
 			if at >= 0 {
 				chain = append(chain, c.named(config.Place.ServerList[at]))
 			}
 		}
-		chains = append(chains, chain)
+		// Of one that is active nowhere the replicas are asked, who will say so.
+		c.chains[vb] = chain
 	}
-	return chains, nil
+	return nil
 }
 
 func (c *cluster) named(kv string) int {
@@ -271,7 +295,7 @@ func (c *cluster) named(kv string) int {
 // layOut does what `settee cluster-run` does at its first start, with the same verbs.
 func (c *cluster) layOut() error {
 	var config map[string]any
-	var listed []any
+	var listed, servers []any
 	for _, n := range c.nodes {
 		alone, err := n.makeBucket(c.replicas)
 		if err != nil {
@@ -280,12 +304,14 @@ func (c *cluster) layOut() error {
 		entry := alone["nodesExt"].([]any)[0].(map[string]any)
 		delete(entry, "thisNode")
 		entry["hostname"] = n.host()
-		listed = append(listed, entry)
+		listed, servers = append(listed, entry), append(servers, n.kv)
 		config = alone
 	}
 	rev := config["rev"].(float64) + 10
 	config["rev"], config["nodesExt"] = rev, listed
-	config["vBucketServerMap"] = map[string]any{"numReplicas": c.replicas, "vBucketMap": c.chains}
+	config["vBucketServerMap"] = map[string]any{
+		"numReplicas": c.replicas, "vBucketMap": c.chains, "serverList": servers, "hashAlgorithm": "CRC",
+	}
 	for number, n := range c.nodes {
 		if err := n.takeRoles(number, c); err != nil {
 			return err

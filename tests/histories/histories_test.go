@@ -64,6 +64,25 @@ func TestAKilledNodeIsFailedOverAndComesBack(t *testing.T) {
 	})
 }
 
+// It is taken in again, and gets vBuckets while they are used. What it had before is nobody's truth any more.
+func TestALostNodeIsTakenInAgain(t *testing.T) {
+	twoAndThree(t, spread, all, func(s *scene) {
+		lost, through := s.pair()
+		s.kill(lost)
+		_ = s.nodes[lost].gone()
+		s.must(s.failOver(lost, through))
+		s.goesOn()
+		s.must(s.start(lost))
+		s.stepsDown(lost, true)
+		s.must(s.takeIn(lost, through))
+		s.writes(150)
+		s.kill(through)
+		_ = s.nodes[through].gone()
+		s.must(s.failOver(through, lost))
+		s.goesOn()
+	})
+}
+
 func TestANodeStandsStill(t *testing.T) {
 	twoAndThree(t, spread, all, func(s *scene) {
 		still, _ := s.pair()

@@ -163,6 +163,10 @@ func (c *client) ask(number, vb int, op Op) Op {
 	if op.Outcome == Done {
 		c.remember(op)
 	}
+	if op.Why == notMine {
+		// Whoever is turned away looks at the map.
+		_ = c.cluster.learn(number)
+	}
 	c.ops = append(c.ops, op)
 	return op
 }

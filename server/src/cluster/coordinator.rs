@@ -220,6 +220,11 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Nothing of a bucket of so many vBuckets is on a node any more.
+    pub fn discard_all(&self, node: &str, vbuckets: u16) -> Result<()> {
+        in_parallel(&(0..vbuckets).collect::<Vec<_>>(), |vb| self.discard(node, *vb)).map(drop)
+    }
+
     /// A vBucket that is on a node and by the map is not goes away, with its file.
     pub fn discard(&self, node: &str, vb: u16) -> Result<()> {
         self.order(&[Order::passive(node.to_owned(), vb, VbState::Dead)])?;

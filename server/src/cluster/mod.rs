@@ -20,14 +20,13 @@ use std::io::Write;
 use anyhow::{Context, Result, bail};
 use frontend::cluster::{Map, Node};
 use serde_json::Value;
-use types::VbState;
 use wire::client::RequestFrame;
 use wire::{Opcode, Status};
 
 use crate::cli::{Cluster, ClusterTarget};
 use crate::credentials;
 use control::Ask;
-use coordinator::{Coordinator, Order};
+use coordinator::Coordinator;
 
 pub use run::run;
 
@@ -84,9 +83,9 @@ fn add(target: &ClusterTarget, node: Option<&str>) -> Result<()> {
     }
     let sibling = map.nodes.first().context("a map has a node")?.name();
     create_bucket(&coordinator, &sibling, &name, &map)?;
-    // A new bucket takes itself for active everywhere; one that was removed may have copies still.
-    let dead = |vb| Order::passive(name.clone(), vb, VbState::Dead);
-    coordinator.order(&(0..map.chains.len() as u16).map(dead).collect::<Vec<_>>())?;
+    // A new bucket takes itself for active everywhere. One that was there before may have copies of another history, which have
+    // come far and would be taken for copies of ours.
+    coordinator.discard_all(&name, map.chains.len() as u16)?;
     let rev = coordinator.map(&name)?.revision.rev;
     let mut next = layout::successor(&map);
     next.revision.rev = next.revision.rev.max(rev + 1);
