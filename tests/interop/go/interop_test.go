@@ -24,16 +24,19 @@ type server struct {
 	kv  string
 }
 
-func start(dir string, settings ...string) (*server, error) {
-	binary := os.Getenv("SETTEE_BIN")
-	if binary == "" {
-		binary = "../../../target/release/settee"
+func binary() string {
+	if named := os.Getenv("SETTEE_BIN"); named != "" {
+		return named
 	}
+	return "../../../target/release/settee"
+}
+
+func start(dir string, settings ...string) (*server, error) {
 	args := []string{"serve", "--data-dir", dir, "--kv", "127.0.0.1:0", "--admin", "127.0.0.1:0"}
 	for _, setting := range settings {
 		args = append(args, "--set", setting)
 	}
-	cmd := exec.Command(binary, args...)
+	cmd := exec.Command(binary(), args...)
 	cmd.Env = append(os.Environ(), "SETTEE_PASSWORD="+password)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
