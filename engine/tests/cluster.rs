@@ -37,11 +37,11 @@ fn no_acknowledged_write_is_lost_and_none_invented_whoever_crashes_and_takes_ove
         None => 0..number("SETTEE_SIM_SEEDS").unwrap_or(SEEDS),
     };
     let mut lived = Lived::default();
-    for seed in seeds {
+    for seed in seeds.clone() {
         let _told = Told(seed);
         Cluster::new(seed).run(&mut lived);
     }
-    println!("{lived:?}");
+    println!("seeds {seeds:?}: {lived:?}");
     if number("SETTEE_SIM_SEED").is_none() {
         lived.assert_thorough();
     }

@@ -45,11 +45,11 @@ fn a_vbucket_is_what_its_changelog_says_whatever_happens() {
         None => 0..number("SETTEE_SIM_SEEDS").unwrap_or(SEEDS),
     };
     let mut lived = Lived::default();
-    for seed in seeds {
+    for seed in seeds.clone() {
         let _witness = Told(seed);
         run(seed, &mut lived);
     }
-    println!("{lived:?}");
+    println!("seeds {seeds:?}: {lived:?}");
     if number("SETTEE_SIM_SEED").is_none() {
         lived.assert_thorough();
     }
