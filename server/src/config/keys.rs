@@ -367,7 +367,7 @@ pub static KEYS: &[Key] = &[
         applies: Restart,
         doc: "How what is written to the commit log becomes durable. fdatasync: written and synced. dsync: with O_DSYNC. direct: past the page cache, \
               with O_DIRECT and O_DSYNC, where the file system allows it. auto: written and synced at first, then whichever is found to be the fastest \
-              when the second file is made ready; the log and `settee stats persist` say what was found.",
+              when the second file is made ready (direct unless another is a tenth faster); the log and `settee stats persist` say what was found.",
         set: |c, v| {
             let ways = [
                 ("auto", None),
