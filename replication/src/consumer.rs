@@ -230,7 +230,10 @@ impl Consumer {
             let new = Stream { place: Place::Due, opaque: 0, acked: Seqno(0), failures: 0, takes_over: false };
             let stream = self.streams.entry(vb).or_insert(new);
             match stream.place {
-                Place::Resting { .. } => (stream.place, stream.failures) = (Place::Due, 0),
+                Place::Resting { .. } => {
+                    stream.failures = 0;
+                    self.put(vb, Place::Due);
+                }
                 Place::Following if takes_over && !stream.takes_over => {
                     self.close(vb);
                     self.put(vb, Place::Due);
@@ -341,7 +344,7 @@ impl Consumer {
         self.put(vb, Place::Asked);
     }
 
-    /// The one way from place to place.
+    /// The one way from place to place; a new stream begins as due.
     fn put(&mut self, vb: VbId, place: Place) {
         let Some(stream) = self.streams.get_mut(&vb) else { return };
         let before = std::mem::replace(&mut stream.place, place);
