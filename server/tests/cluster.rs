@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
-use harness::nodes::{Nodes, chains, log_in};
+use harness::nodes::{Nodes, await_end, chains, log_in};
 use harness::{Connection, Serve, directory, run};
 use types::Level;
 use wire::client::{RequestFrame, store_extras};
@@ -214,8 +214,7 @@ fn a_cluster_is_laid_out_once_and_its_nodes_end_with_it() {
     // Even a parent that is killed leaves no node behind: the directories are free for the next.
     server.kill9();
     for n in 0..2 {
-        let lock = std::fs::File::open(dir.path().join(format!("node-{n}/settee.lock"))).expect("a node makes it");
-        lock.lock().expect("the node lets go of it when it ends");
+        await_end(&dir.path().join(format!("node-{n}")));
     }
     let (server, node) = start();
     let mut client = log_in(&node);

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use frontend::cluster::{Map, Node};
-use harness::nodes::{Nodes, log_in};
+use harness::nodes::{Nodes, await_end, log_in};
 use harness::{Connection, Serve, directory, run, settee};
 use types::Level;
 use wire::client::RequestFrame;
@@ -323,6 +323,7 @@ fn a_node_that_comes_back_asks_before_it_serves() {
     let mine = smart.map.chains.iter().position(|chain| chain[0] == Some(0)).expect("the first has some") as u16;
     let key = format!("k{mine}");
     nodes.kill(&first);
+    await_end(&dir.path().join("node-0"));
     let start = || {
         let (kv, admin) = (format!("--kv={first}"), "--admin=127.0.0.1:0");
         let server = Serve::bare().arg("--data-dir").arg(dir.path().join("node-0")).arg(kv).arg(admin).arg("--bucket=");

@@ -1,5 +1,6 @@
 //! Several nodes, as `settee cluster-run` has them.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
@@ -85,4 +86,10 @@ pub fn chains(client: &mut Connection) -> Vec<Vec<i64>> {
     let reply = client.call(&RequestFrame::new(Opcode::GetClusterConfig)).expect("an answer");
     let config: serde_json::Value = serde_json::from_slice(&reply.value).expect("JSON");
     serde_json::from_value(config["vBucketServerMap"]["vBucketMap"].clone()).expect("rows of numbers")
+}
+
+/// Waits until no server uses a data directory any more. One that was killed may let go of its sockets first.
+pub fn await_end(dir: &Path) {
+    let lock = File::open(dir.join("settee.lock")).expect("a server makes it");
+    lock.lock().expect("a server lets go of it when it ends");
 }
