@@ -13,7 +13,7 @@ use env::Env;
 use persist::{BucketSpec, BucketStore, Eviction, Nudge, Urgency};
 use scheduler::{PoolKind, Pools, TaskHandle};
 use types::rank::{Mutex, Rank};
-use types::{Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid};
+use types::{Body, Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid};
 
 use crate::chain::Chance;
 use crate::counters::Counters;
@@ -390,8 +390,8 @@ impl Bucket {
     /// A value that was fetched stays, if there is room and it is still the newest.
     fn keep_fetched(&self, run: &mut Run<'_>) {
         let Fetched::Found { item: Some(found), .. } = run.fetched else { return };
-        let Some(held) = run.slot.committed() else { return };
-        if !held.resident() && held.seqno() == found.seqno() && !run.short {
+        let Some(held) = run.slot.document() else { return };
+        if !held.resident() && held.committed_seqno() == found.seqno() && !run.short {
             let found = found.clone();
             run.slot.put_committed(found, false);
             run.brought_back = true;
@@ -636,7 +636,7 @@ impl Bucket {
     }
 
     /// The ids of the live documents that `which` picks.
-    pub(crate) fn live_ids(&self, vb: &VBucket, which: impl Fn(&Item) -> bool) -> Vec<Box<[u8]>> {
+    pub(crate) fn live_ids(&self, vb: &VBucket, which: impl Fn(&Body) -> bool) -> Vec<Box<[u8]>> {
         let mut ids = Vec::new();
         vb.table.visit(|item| {
             if !item.is_deleted() && which(item) {
@@ -681,7 +681,7 @@ impl Bucket {
             {
                 let slot = vb.table.lock(key);
                 if let Some(item) = slot.committed() {
-                    return Ok(Some(item.clone()));
+                    return Ok(Some(item));
                 }
                 if vb.is_absent(&slot, false) {
                     return Ok(None);

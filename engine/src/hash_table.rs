@@ -1,7 +1,7 @@
 //! The documents of one vBucket in memory, by key.
 //!
 //! Cut into stripes so that writers of different keys rarely meet. A slot is one pointer; key and metadata live in the
-//! item it points to, shared with the changelog and with replies under way. What few keys have, a sync write or a lock,
+//! body it points to, shared with the changelog and with replies under way. What few keys have, a sync write or a lock,
 //! is kept beside. Nothing is allocated before the first document arrives: most vBuckets of a small bucket stay empty.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hashbrown::HashTable as Table;
 use types::rank::{Mutex, MutexGuard, Rank};
-use types::{Cas, DocKey, HEATS, HeldBy, Item, Seqno, allocated};
+use types::{Body, Cas, DocKey, HEATS, HeldBy, Item, Seqno, allocated};
 
 use crate::key_filter::KeyFilter;
 
@@ -39,7 +39,7 @@ pub const LOCK_MAX: Duration = Duration::from_secs(30);
 /// 3. `filter` knows every key that was ever in `items` or `prepares`.
 #[derive(Default)]
 struct Stripe {
-    items: Table<Item>,
+    items: Table<Body>,
     rare: Option<Box<Rare>>,
     filter: KeyFilter,
     /// Bytes last reported: of the table and what is beside it, and of the filter.
@@ -200,8 +200,8 @@ impl HashTable {
         stripe_of(self.seed.hash(key.as_bytes()))
     }
 
-    /// Shows the committed items, a stripe at a time, until `each` says no. Stripes that were never needed are not made.
-    pub fn visit(&self, mut each: impl FnMut(&Item) -> bool) {
+    /// Shows the documents, a stripe at a time, until `each` says no. Stripes that were never needed are not made.
+    pub fn visit(&self, mut each: impl FnMut(&Body) -> bool) {
         for stripe in self.made() {
             if !stripe.lock().items.iter().all(&mut each) {
                 return;
@@ -233,7 +233,8 @@ impl HashTable {
             let mut stripe = stripe.lock();
             let items = std::mem::take(&mut stripe.items);
             let rare = stripe.rare.take();
-            items.iter().chain(rare.iter().flat_map(|rare| &rare.prepares)).for_each(|item| self.count(item, -1));
+            items.iter().for_each(|item| self.count(item, -1));
+            rare.iter().flat_map(|rare| &rare.prepares).for_each(|prepare| self.count_prepare(prepare, -1));
             self.charge(&mut stripe);
         }
         self.left_upto.store(0, Relaxed);
@@ -250,15 +251,16 @@ impl HashTable {
 
     /// Forgets the tombstones up to `filed`: the file has them. Returns how many.
     pub fn drop_tombstones(&self, filed: Seqno, clears: u32) -> usize {
-        let left =
-            |stripe| self.remove(stripe, clears, |item| item.is_deleted() && item.seqno() <= filed).items as usize;
+        let left = |stripe| {
+            self.remove(stripe, clears, |item| item.is_deleted() && item.committed_seqno() <= filed).items as usize
+        };
         self.made().map(left).sum()
     }
 
     /// Lets items go from one stripe until `enough`, the coldest only; the others cool.
     pub fn evict(&self, stripe: usize, leaving: Leaving, mut enough: impl FnMut() -> bool) -> Left {
         let Some(stripe) = self.made().nth(stripe) else { return Left::default() };
-        let goes = |item: &Item| {
+        let goes = |item: &Body| {
             if leaving.gain(item) == 0 || enough() {
                 return false;
             }
@@ -279,7 +281,7 @@ impl HashTable {
         }
     }
 
-    fn remove(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Item) -> bool) -> Left {
+    fn remove(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Body) -> bool) -> Left {
         let mut stripe = stripe.lock();
         if self.clears() != clears {
             return Left::default();
@@ -290,7 +292,7 @@ impl HashTable {
             if !goes(item) || self.is_pinned(rare, item) {
                 return true;
             }
-            self.left_upto.fetch_max(item.seqno().0, Relaxed);
+            self.left_upto.fetch_max(item.committed_seqno().0, Relaxed);
             self.count(item, -1);
             left.items += 1;
             left.bytes += item.memory() as u64;
@@ -304,11 +306,11 @@ impl HashTable {
         left
     }
 
-    fn is_pinned(&self, rare: &Option<Box<Rare>>, item: &Item) -> bool {
+    fn is_pinned(&self, rare: &Option<Box<Rare>>, item: &Body) -> bool {
         rare.as_ref().is_some_and(|rare| rare.has(self.seed.hash(item.id()), item.id()))
     }
 
-    fn strip(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Item) -> bool) -> Left {
+    fn strip(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Body) -> bool) -> Left {
         let mut stripe = stripe.lock();
         if self.clears() != clears {
             return Left::default();
@@ -321,7 +323,7 @@ impl HashTable {
             }
             let before = item.memory();
             self.count(item, -1);
-            *item = item.stripped();
+            *item = item.committed().stripped().into_document();
             self.count(item, 1);
             left.items += 1;
             left.bytes += (before - item.memory()) as u64;
@@ -337,25 +339,32 @@ impl HashTable {
         })
     }
 
-    fn count(&self, item: &Item, sign: i64) {
+    fn count_prepare(&self, prepare: &Item, sign: i64) {
+        self.counts.prepares.fetch_add(sign, Relaxed);
+        self.count_bytes(prepare.body(), sign);
+    }
+
+    fn count(&self, item: &Body, sign: i64) {
         let counts = &self.counts;
-        if !item.is_committed() {
-            counts.prepares.fetch_add(sign, Relaxed);
-        } else if item.is_deleted() {
+        if item.is_deleted() {
             counts.tombstones.fetch_add(sign, Relaxed);
         } else {
             counts.live.fetch_add(sign, Relaxed);
             if !item.resident() {
                 counts.non_resident.fetch_add(sign, Relaxed);
             }
-            if item.meta().expiry != 0 {
+            if item.expiry() != 0 {
                 counts.expiring.fetch_add(sign, Relaxed);
             }
         }
-        let bytes = sign * item.memory() as i64;
+        self.count_bytes(item, sign);
+    }
+
+    fn count_bytes(&self, body: &Body, sign: i64) {
+        let bytes = sign * body.memory() as i64;
         self.add_bytes(|bytes| &bytes.items, bytes);
-        let in_log = if sign > 0 { item.enter(HeldBy::Table) } else { item.leave(HeldBy::Table) };
-        if in_log {
+        let held = if sign > 0 { body.enter(HeldBy::Table) } else { body.leave(HeldBy::Table) };
+        if held.has(HeldBy::Log) {
             self.backlog_bytes.fetch_sub(bytes, Relaxed);
         }
     }
@@ -386,13 +395,13 @@ impl HashTable {
 
 impl Leaving {
     /// The bytes won if the item leaves; 0 if it may not.
-    fn gain(&self, item: &Item) -> u64 {
+    fn gain(&self, item: &Body) -> u64 {
         let bytes = match self.whole {
             true => item.memory(),
             false if item.is_deleted() || !item.resident() => 0,
             false => item.memory_of_value(),
         };
-        if item.seqno() <= self.filed { bytes as u64 } else { 0 }
+        if item.committed_seqno() <= self.filed { bytes as u64 } else { 0 }
     }
 }
 
@@ -414,7 +423,13 @@ pub struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    pub fn committed(&self) -> Option<&Item> {
+    /// The newest committed change.
+    pub fn committed(&self) -> Option<Item> {
+        self.document().map(Body::committed)
+    }
+
+    /// Its body.
+    pub fn document(&self) -> Option<&Body> {
         self.stripe.items.find(self.hash, |item| item.id() == self.key.as_bytes())
     }
 
@@ -454,6 +469,7 @@ impl Locked<'_> {
             self.set_lock(None);
         }
         let (table, id) = (self.table, self.key.as_bytes());
+        let item = item.into_document();
         table.count(&item, 1);
         match self.stripe.items.find_mut(self.hash, |item| item.id() == id) {
             Some(old) => {
@@ -472,7 +488,7 @@ impl Locked<'_> {
     pub fn put_prepare(&mut self, item: Item) {
         debug_assert!(!item.is_committed());
         assert!(self.prepare().is_none(), "a key has one sync write at a time");
-        self.table.count(&item, 1);
+        self.table.count_prepare(&item, 1);
         let seed = self.table.seed;
         let rare = self.stripe.rare.get_or_insert_default();
         rare.prepares.insert_unique(self.hash, item, |item| seed.hash(item.id()));
@@ -485,7 +501,7 @@ impl Locked<'_> {
         let prepares = &mut self.stripe.rare.as_mut()?.prepares;
         let found = prepares.find_entry(hash, |item| item.id() == id && item.seqno() == seqno);
         let item = found.ok()?.remove().0;
-        self.table.count(&item, -1);
+        self.table.count_prepare(&item, -1);
         self.tidy();
         Some(item)
     }
@@ -493,7 +509,7 @@ impl Locked<'_> {
     /// A lock on a document that is not here is not kept.
     pub fn set_lock(&mut self, lock: Option<Lock>) {
         let (hash, id, seed) = (self.hash, self.key.as_bytes(), self.table.seed);
-        let lock = lock.filter(|_| self.committed().is_some());
+        let lock = lock.filter(|_| self.document().is_some());
         if self.stripe.rare.is_some() || lock.is_some() {
             let locks = &mut self.stripe.rare.get_or_insert_default().locks;
             if let Ok(held) = locks.find_entry(hash, |held| *held.0 == *id) {
@@ -517,7 +533,7 @@ impl Locked<'_> {
         }
         if let Ok(found) = self.stripe.items.find_entry(hash, |item| item.id() == id) {
             let item = found.remove().0;
-            self.table.left_upto.fetch_max(item.seqno().0, Relaxed);
+            self.table.left_upto.fetch_max(item.committed_seqno().0, Relaxed);
             self.table.count(&item, -1);
         }
     }
@@ -615,7 +631,7 @@ mod tests {
         for (n, key) in keys.iter().enumerate() {
             let mut slot = table.lock(key.as_key());
             slot.put_committed(item(key.as_key(), n as u64 + 1, false), true);
-            (0..n * 10).for_each(|_| slot.committed().unwrap().warm(0));
+            (0..n * 10).for_each(|_| slot.document().unwrap().warm(0));
         }
         let [held, prepared, newest] = [3, 5, 99].map(|n| keys[n].as_key());
         table.lock(held).set_lock(Some(Lock { cas: Cas(1), until: Duration::from_secs(9) }));

@@ -123,8 +123,8 @@ impl Bucket {
             }
             let (mut skip, mut found) = ((dice >> 16) % live as usize, None);
             vb.table.visit(|item| {
-                if !item.is_deleted() && item.resident() && !expiry::is_past(item.meta().expiry, || now_s) {
-                    found = Some(item.clone());
+                if !item.is_deleted() && item.resident() && !expiry::is_past(item.expiry(), || now_s) {
+                    found = Some(item.committed());
                     skip = skip.saturating_sub(1);
                 }
                 found.is_none() || skip > 0
@@ -355,8 +355,8 @@ impl Bucket {
         let &[key, vb] = arguments else { return None };
         let key = types::KeyBuf::in_default_collection(key.as_bytes()).ok()?;
         let vb = self.vb(VbId(vb.parse().ok()?)).ok()?;
-        let in_memory = vb.table.lock(key.as_key()).committed().cloned();
-        let is_resident = in_memory.as_ref().is_some_and(Item::resident);
+        let in_memory = vb.table.lock(key.as_key()).committed();
+        let is_resident = in_memory.as_ref().is_some_and(|item| item.resident());
         let item = match in_memory {
             Some(item) => item,
             None => self.peek(vb, key.as_key()).ok()??,

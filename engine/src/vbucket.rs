@@ -222,7 +222,7 @@ impl VBucket {
 
     /// A document has changed.
     pub(crate) fn put(&self, slot: &mut Locked<'_>, item: Item) {
-        let was_live = slot.committed().is_some_and(|old| !old.is_deleted());
+        let was_live = slot.document().is_some_and(|old| !old.is_deleted());
         self.live.fetch_add(i64::from(!item.is_deleted()) - i64::from(was_live), Relaxed);
         slot.put_committed(item, true);
     }
@@ -352,11 +352,7 @@ impl VBucket {
         let key = types::DocKey::parse(&write.key).expect("taken from an item");
         let mut slot = self.table.lock(key);
         let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
-        let item = self.log.append_with_cas(prepare.meta().cas, |stamp| {
-            let meta = Meta { seqno: stamp.seqno, ..prepare.meta() };
-            let value = prepare.has_value().then(|| prepare.value());
-            Item::new(key, meta, Kind::Committed { prepared: Some(write.seqno) }, value)
-        });
+        let item = self.log.append_with_cas(prepare.meta().cas, |stamp| prepare.committed_as(stamp.seqno));
         let bytes = item.memory() as i64;
         self.put_given(&mut slot, item);
         bytes

@@ -444,7 +444,7 @@ impl Life<'_> {
         let memory = |name: &str| memory[name].parse::<usize>().expect("a number");
         let charged = memory("ep_changelog_memory");
         assert!(
-            (entries * 8..=entries * 8 + bytes).contains(&charged),
+            (entries * 16..=entries * 16 + bytes).contains(&charged),
             "{charged} for {entries} entries, {bytes} bytes"
         );
         let parts = ["kv_size", "table_memory", "key_filter_memory", "changelog_memory", "fetch_queue_memory"];

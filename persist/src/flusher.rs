@@ -114,7 +114,7 @@ fn name(vb: &Vb, attached: &Attached) -> Outcome {
     Outcome::Done
 }
 
-fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed: Committed) {
+fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch<'_>, committed: Committed) {
     let recovered = vb.failures() > 0;
     let grown = committed.file_bytes.saturating_sub(vb.committed().map_or(0, |before| before.file_bytes));
     FILE_BYTES.add(grown);

@@ -175,7 +175,7 @@ impl Run<'_> {
         let dice = self.slot.throw();
         if let Some(item) = self.slot.committed() {
             item.warm(dice);
-            return Ok(Some(item.clone()));
+            return Ok(Some(item));
         }
         if self.vb.is_absent(&self.slot, tombstones) {
             return Ok(None);
