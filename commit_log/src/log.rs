@@ -9,6 +9,7 @@ use std::time::Duration;
 use changelog::{Snapshots, VbRecord};
 use env::Env;
 use types::rank::Rank;
+use types::sync::Mutex;
 use types::{BucketUuid, Item, Seqno, VbId};
 
 use crate::Options;
@@ -20,7 +21,6 @@ use crate::recovery::{self, Opened, Replayed};
 use crate::segment::{self, Pace, Trouble};
 use crate::space::{Key, Mark, Space};
 use crate::stats::{self, LogStats};
-use crate::sync::Mutex;
 use crate::way::{self, Medians, Way};
 use crate::writer::Writer;
 

@@ -7,7 +7,7 @@ use std::ffi::CString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -182,6 +182,23 @@ pub fn give_way() -> io::Result<()> {
 #[cfg(not(target_os = "linux"))]
 pub fn give_way() -> io::Result<()> {
     Ok(())
+}
+
+/// Waits until `source` has something to read or has ended. False: by then nobody reads any more what is written to `sink`,
+/// which only a pipe, a socket and a terminal can tell.
+pub fn wait_readable(source: BorrowedFd<'_>, sink: BorrowedFd<'_>) -> io::Result<bool> {
+    let watch = |of: BorrowedFd<'_>, events| libc::pollfd { fd: of.as_raw_fd(), events, revents: 0 };
+    let mut watched = [watch(source, libc::POLLIN), watch(sink, 0)];
+    loop {
+        // SAFETY: the two pollfds are ours, whole, and written for the length of the call only; the descriptors in them are
+        // borrowed for longer than that.
+        let rc = unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, -1) };
+        match check(rc.min(0)) {
+            Ok(()) => return Ok(watched[1].revents & (libc::POLLERR | libc::POLLHUP) == 0),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn check(rc: libc::c_int) -> io::Result<()> {

@@ -1,4 +1,5 @@
-//! The vocabulary every part speaks: identifiers, the key, the item, and locks that know their rank.
+//! The vocabulary every part speaks: identifiers, the key, the item, locks that know their rank, and what the model checkers
+//! stand in for.
 
 #![forbid(unsafe_code)]
 
@@ -7,6 +8,7 @@ mod ids;
 mod item;
 mod key;
 pub mod rank;
+pub mod sync;
 
 pub use body::{Body, HEATS, HeldBy, Holders, allocated};
 pub use ids::{BucketUuid, Cas, CollectionId, RevSeqno, ScopeId, Seqno, VbId, VbState, VbUuid};
