@@ -411,6 +411,18 @@ impl Vb {
             attached.log.marks.poison(reason);
         }
         attached.nudge.marks_moved(self.id);
+        // What it holds of the log it holds for good.
+        self.home.shared.logger.filer.wake();
+    }
+
+    pub fn is_poisoned(&self) -> bool {
+        self.attached().is_some_and(|attached| attached.log.marks.poisoned().is_some())
+    }
+
+    /// It takes no writes until a restart, which needs the commit log for it.
+    pub fn is_held_by_log(&self) -> bool {
+        let is_held = |attached: Arc<Attached>| attached.log.marks.poisoned().is_some() && !attached.is_filed();
+        self.attached().is_some_and(is_held)
     }
 
     /// Whether a flush would find something to do.
