@@ -210,7 +210,8 @@ impl Bucket {
         put("ep_durability_min_level", rules.min_durability.map_or("none", Level::name).into());
         put("ep_compression_mode", rules.compression.name().into());
         put("ep_flushall_enabled", self.spec().flush_enabled.to_string());
-        put("ep_degraded_mode", "0".into());
+        put("ep_degraded_mode", u8::from(self.is_held()).to_string());
+        put("ep_degraded_why", self.held_why().unwrap_or_default());
         put("ep_bucket_type", "persistent".into());
         put("ep_num_non_resident", self.items().saturating_sub(self.resident_items()).to_string());
         put("ep_tombstones_in_memory", total(|c| c.tombstones.load(Relaxed)));

@@ -283,7 +283,7 @@ fn process_families(began: Instant) -> [Family; 3] {
 /// Numbers of each bucket. The engine is held weakly: statistics do not keep it alive.
 fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
     type Read = fn(&engine::Bucket) -> i64;
-    let rows: [(&'static str, &'static str, Read); 16] = [
+    let rows: [(&'static str, &'static str, Read); 17] = [
         ("bucket_items", "Live documents.", |b| b.items() as i64),
         ("bucket_memory_used_bytes", "Memory charged to the bucket.", |b| b.memory_used() as i64),
         ("bucket_quota_bytes", "Memory the bucket may use.", |b| b.quota_bytes() as i64),
@@ -301,6 +301,11 @@ fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
         ("bucket_log_held_vbuckets", "vBuckets not written any more, of which only the commit log has all.", |b| {
             b.store().held_by_log().len() as i64
         }),
+        (
+            "bucket_degraded",
+            "1: no document is served until other nodes have said that this one is still to be asked.",
+            |b| i64::from(b.is_held()),
+        ),
         ("bucket_unloadable_vbuckets", "vBuckets whose file could not be read whole.", |b| {
             b.warm_up_progress().failed as i64
         }),
