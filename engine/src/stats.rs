@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use types::{Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid, allocated};
+use types::{Cas, DocKey, Item, Level, Seqno, VbId, VbState, VbUuid, allocated};
 
 use crate::bucket::Bucket;
 use crate::expiry;
@@ -291,13 +291,7 @@ impl Bucket {
 
     /// How long ago the oldest prepare under way was made, by the clock that its CAS tells.
     fn oldest_prepare_ms(&self, vb: &VBucket) -> Option<u64> {
-        let (seqno, key) = {
-            let waiting = vb.waiting.lock();
-            let oldest = waiting.as_deref()?.writes().next()?;
-            (oldest.seqno, KeyBuf::copy_of(DocKey::parse(&oldest.key).expect("taken from an item")))
-        };
-        let slot = vb.table.lock(key.as_key());
-        let cas = slot.prepare().filter(|prepare| prepare.seqno() == seqno)?.meta().cas;
+        let cas = vb.waiting.lock().as_deref()?.writes().next()?.prepare.meta().cas;
         Some(self.env.clock.unix_ns().saturating_sub(cas.0) / 1_000_000)
     }
 
