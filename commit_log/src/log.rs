@@ -664,6 +664,17 @@ impl Log {
         }
     }
 
+    /// Takes no more, and forgets what waits: nothing is written from here on. Stops the driver.
+    pub fn abandon(&self) {
+        self.stop();
+        let mut queue = self.queue.lock();
+        queue.closed = true;
+        let waiting = std::mem::take(&mut queue.waiting);
+        queue.writer.iter_mut().for_each(|writer| writer.clear());
+        drop(queue);
+        drop(waiting);
+    }
+
     /// Takes no more, makes durable what waits, and marks the end, so that the next start can tell a torn end from a damaged
     /// one. Stops the driver.
     pub fn close(&self) -> Result<(), LogError> {

@@ -58,6 +58,8 @@ pub struct Bucket {
     pub counters: Counters,
     pub(crate) stopped: AtomicBool,
     is_held: AtomicBool,
+    /// What is in the way of the release.
+    held_why: Mutex<String>,
     pub(crate) pressure: Pressure,
     /// vBuckets in which somebody waits against a deadline.
     pub(crate) armed: Mutex<BTreeSet<VbId>>,
@@ -169,6 +171,7 @@ impl Bucket {
             record_waiters: RecordWaiters::default(),
             takeovers: Takeovers::default(),
             is_held: AtomicBool::new(false),
+            held_why: Mutex::ranked(Rank::RunQueue, String::new()),
             tasks: OnceLock::new(),
             warm_up: WarmUp::default(),
             store,
@@ -241,7 +244,14 @@ impl Bucket {
 
     /// No request for a document is answered until [`Bucket::release`]: another node may be the one to ask.
     pub fn hold(&self) {
+        self.held_because("it asks the others".to_owned());
         self.is_held.store(true, SeqCst);
+    }
+
+    /// What is in the way of the release by now, for whoever is turned away.
+    pub fn held_because(&self, why: String) {
+        let before = std::mem::replace(&mut *self.held_why.lock(), why);
+        drop(before);
     }
 
     /// Returns whether it was held.
@@ -251,6 +261,13 @@ impl Bucket {
 
     pub fn is_held(&self) -> bool {
         self.is_held.load(Relaxed)
+    }
+
+    /// Why no request for a document is answered, in words for a person; `None`: they are.
+    pub fn held_why(&self) -> Option<String> {
+        self.is_held().then(|| {
+            format!("this node does not know yet whether it is still the one to ask: {}", *self.held_why.lock())
+        })
     }
 
     /// One vBucket, for those who read its changelog.
@@ -327,8 +344,7 @@ impl Bucket {
             (Op::SubdocLookup(lookup), VbState::Replica) if lookup.doc_flags.has(DocFlags::REPLICA_READ) => {}
             (Op::GetReplica, _) => return Err(OpError::NotMyVbucket.into()),
             (_, VbState::Active) if self.is_held() => {
-                let why = "this node has yet to hear from the others that the vBucket is still its own";
-                return Err(OpError::Temporary(why.to_owned()).into());
+                return Err(OpError::Temporary(self.held_why().unwrap_or_default()).into());
             }
             (_, VbState::Active) => {}
             _ => return Err(OpError::NotMyVbucket.into()),

@@ -11,54 +11,29 @@ use std::time::Duration;
 
 use hashbrown::HashTable as Table;
 use types::rank::{Mutex, MutexGuard, Rank};
-use types::{Body, Cas, DocKey, HEATS, HeldBy, Item, Seqno, allocated};
+use types::{Body, DocKey, HEATS, HeldBy, Item, Seqno, allocated};
 
+use crate::beside::{Beside, Lock, memory_of};
 use crate::key_filter::KeyFilter;
 
 /// Stripes of a vBucket's table. With 1024 vBuckets even a few make collisions of writers rare. Tables grow by doubling, at
 /// 7/8 full; with five stripes round millions of documents leave them three quarters full, with four just over half.
 pub const STRIPES: usize = 5;
 
-/// A pessimistic lock: in memory only, gone with the process.
-#[derive(Debug)]
-pub struct Lock {
-    /// The CAS that opens it; fresh, beside the document's own.
-    pub cas: Cas,
-    /// On the monotonic clock.
-    pub until: Duration,
-}
-
-/// No lock holds longer.
-pub const LOCK_MAX: Duration = Duration::from_secs(30);
-
 /// What is in memory of a part of the keys.
 ///
 /// 1. `items` has the newest committed change (a tombstone counts) of its keys; a key may be missing from it if the file
 ///    has it.
 /// 2. A key has at most one prepare. While it has one, or a lock, its item stays.
-/// 3. `filter` knows every key that was ever in `items` or `prepares`.
+/// 3. `filter` knows every key that was ever in `items` or had a prepare.
 #[derive(Default)]
 struct Stripe {
     items: Table<Body>,
-    rare: Option<Box<Rare>>,
+    beside: Beside,
     filter: KeyFilter,
     /// Bytes last reported: of the table and what is beside it, and of the filter.
     charged: (i64, i64),
     throws: u32,
-}
-
-/// See [`Stripe`].
-#[derive(Default)]
-struct Rare {
-    prepares: Table<Item>,
-    locks: Table<(Box<[u8]>, Lock)>,
-}
-
-impl Rare {
-    fn has(&self, hash: u64, id: &[u8]) -> bool {
-        self.prepares.find(hash, |item| item.id() == id).is_some()
-            || self.locks.find(hash, |held| *held.0 == *id).is_some()
-    }
 }
 
 /// Exact counts of what is in the table.
@@ -106,6 +81,25 @@ pub struct Leaving {
     pub whole: bool,
     /// [`HashTable::clears`] when `filed` was read.
     pub clears: u32,
+}
+
+/// What coming and going does to the bytes in the table, and to those that only the changelog holds. All threads share
+/// those sums, and mostly one document replaces another of its size; so they are told of the difference.
+#[derive(Default)]
+struct BytesChange {
+    items: i64,
+    backlog: i64,
+}
+
+impl BytesChange {
+    fn count(&mut self, body: &Body, sign: i64) {
+        let bytes = sign * body.memory() as i64;
+        self.items += bytes;
+        let held = if sign > 0 { body.enter(HeldBy::Table) } else { body.leave(HeldBy::Table) };
+        if held.has(HeldBy::Log) {
+            self.backlog -= bytes;
+        }
+    }
 }
 
 /// What left.
@@ -192,7 +186,7 @@ impl HashTable {
     pub fn lock<'a>(&'a self, key: DocKey<'a>) -> Locked<'a> {
         let hash = self.seed.hash(key.as_bytes());
         let stripe = self.stripes()[stripe_of(hash)].lock();
-        Locked { table: self, stripe, hash, key }
+        Locked { table: self, stripe, change: BytesChange::default(), hash, key }
     }
 
     #[cfg(test)]
@@ -211,7 +205,7 @@ impl HashTable {
 
     pub fn visit_prepares(&self, mut each: impl FnMut(&Item)) {
         for stripe in self.made() {
-            stripe.lock().rare.iter().flat_map(|rare| &rare.prepares).for_each(&mut each);
+            stripe.lock().beside.prepares().for_each(&mut each);
         }
     }
 
@@ -232,9 +226,11 @@ impl HashTable {
         for stripe in self.made() {
             let mut stripe = stripe.lock();
             let items = std::mem::take(&mut stripe.items);
-            let rare = stripe.rare.take();
-            items.iter().for_each(|item| self.count(item, -1));
-            rare.iter().flat_map(|rare| &rare.prepares).for_each(|prepare| self.count_prepare(prepare, -1));
+            let beside = std::mem::take(&mut stripe.beside);
+            let mut change = BytesChange::default();
+            items.iter().for_each(|item| self.count(&mut change, item, -1));
+            beside.prepares().for_each(|prepare| self.count_prepare(&mut change, prepare, -1));
+            self.add_change(change);
             self.charge(&mut stripe);
         }
         self.left_upto.store(0, Relaxed);
@@ -286,14 +282,16 @@ impl HashTable {
         if self.clears() != clears {
             return Left::default();
         }
-        let Stripe { items, rare, .. } = &mut *stripe;
+        let Stripe { items, beside, .. } = &mut *stripe;
         let mut left = Left::default();
         items.retain(|item| {
-            if !goes(item) || self.is_pinned(rare, item) {
+            if !goes(item) || self.is_pinned(beside, item) {
                 return true;
             }
             self.left_upto.fetch_max(item.committed_seqno().0, Relaxed);
-            self.count(item, -1);
+            let mut change = BytesChange::default();
+            self.count(&mut change, item, -1);
+            self.add_change(change);
             left.items += 1;
             left.bytes += item.memory() as u64;
             false
@@ -306,8 +304,8 @@ impl HashTable {
         left
     }
 
-    fn is_pinned(&self, rare: &Option<Box<Rare>>, item: &Body) -> bool {
-        rare.as_ref().is_some_and(|rare| rare.has(self.seed.hash(item.id()), item.id()))
+    fn is_pinned(&self, beside: &Beside, item: &Body) -> bool {
+        !beside.is_empty() && beside.has(self.seed.hash(item.id()), item.id())
     }
 
     fn strip(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Body) -> bool) -> Left {
@@ -315,16 +313,18 @@ impl HashTable {
         if self.clears() != clears {
             return Left::default();
         }
-        let Stripe { items, rare, .. } = &mut *stripe;
+        let Stripe { items, beside, .. } = &mut *stripe;
         let mut left = Left::default();
         for item in items.iter_mut() {
-            if !goes(item) || self.is_pinned(rare, item) {
+            if !goes(item) || self.is_pinned(beside, item) {
                 continue;
             }
             let before = item.memory();
-            self.count(item, -1);
+            let mut change = BytesChange::default();
+            self.count(&mut change, item, -1);
             *item = item.committed().stripped().into_document();
-            self.count(item, 1);
+            self.count(&mut change, item, 1);
+            self.add_change(change);
             left.items += 1;
             left.bytes += (before - item.memory()) as u64;
         }
@@ -339,12 +339,12 @@ impl HashTable {
         })
     }
 
-    fn count_prepare(&self, prepare: &Item, sign: i64) {
+    fn count_prepare(&self, change: &mut BytesChange, prepare: &Item, sign: i64) {
         self.counts.prepares.fetch_add(sign, Relaxed);
-        self.count_bytes(prepare.body(), sign);
+        change.count(prepare.body(), sign);
     }
 
-    fn count(&self, item: &Body, sign: i64) {
+    fn count(&self, change: &mut BytesChange, item: &Body, sign: i64) {
         let counts = &self.counts;
         if item.is_deleted() {
             counts.tombstones.fetch_add(sign, Relaxed);
@@ -357,29 +357,20 @@ impl HashTable {
                 counts.expiring.fetch_add(sign, Relaxed);
             }
         }
-        self.count_bytes(item, sign);
+        change.count(item, sign);
     }
 
-    fn count_bytes(&self, body: &Body, sign: i64) {
-        let bytes = sign * body.memory() as i64;
-        self.add_bytes(|bytes| &bytes.items, bytes);
-        let held = if sign > 0 { body.enter(HeldBy::Table) } else { body.leave(HeldBy::Table) };
-        if held.has(HeldBy::Log) {
-            self.backlog_bytes.fetch_sub(bytes, Relaxed);
+    fn add_change(&self, change: BytesChange) {
+        self.add_bytes(|bytes| &bytes.items, change.items);
+        if change.backlog != 0 {
+            self.backlog_bytes.fetch_add(change.backlog, Relaxed);
         }
     }
 
     /// Notes how much memory the stripe holds beside its items.
     fn charge(&self, stripe: &mut Stripe) {
-        fn table<T>(table: &Table<T>) -> usize {
-            if table.capacity() == 0 { 0 } else { allocated(table.allocation_size()) }
-        }
-        let rare = stripe.rare.as_ref().map_or(0, |rare| {
-            // The ids of locks are taken for average ones.
-            allocated(size_of::<Rare>()) + table(&rare.prepares) + table(&rare.locks) + rare.locks.len() * allocated(32)
-        });
         let filter = if self.filtered { stripe.filter.memory() } else { 0 };
-        let now = ((table(&stripe.items) + rare) as i64, filter as i64);
+        let now = ((memory_of(&stripe.items) + stripe.beside.memory()) as i64, filter as i64);
         let before = std::mem::replace(&mut stripe.charged, now);
         self.add_bytes(|bytes| &bytes.tables, now.0 - before.0);
         self.add_bytes(|bytes| &bytes.filters, now.1 - before.1);
@@ -418,8 +409,16 @@ impl Drop for HashTable {
 pub struct Locked<'a> {
     table: &'a HashTable,
     stripe: MutexGuard<'a, Stripe>,
+    /// Told when the stripe is let go.
+    change: BytesChange,
     hash: u64,
     pub key: DocKey<'a>,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.table.add_change(std::mem::take(&mut self.change));
+    }
 }
 
 impl Locked<'_> {
@@ -434,7 +433,7 @@ impl Locked<'_> {
     }
 
     pub fn prepare(&self) -> Option<&Item> {
-        self.stripe.rare.as_ref()?.prepares.find(self.hash, |item| item.id() == self.key.as_bytes())
+        self.stripe.beside.prepare(self.hash, self.key.as_bytes())
     }
 
     /// A throw of the dice that is the same whenever the same things happened before.
@@ -445,8 +444,7 @@ impl Locked<'_> {
 
     /// The lock that holds at the time `now` tells. Few keys are locked, so the clock is seldom looked at.
     pub fn lock_at(&self, now: impl FnOnce() -> Duration) -> Option<&Lock> {
-        let held = self.stripe.rare.as_ref()?.locks.find(self.hash, |held| *held.0 == *self.key.as_bytes())?;
-        Some(&held.1).filter(|lock| now() < lock.until)
+        self.stripe.beside.lock(self.hash, self.key.as_bytes()).filter(|lock| now() < lock.until)
     }
 
     /// The key was never here, nor noted.
@@ -470,11 +468,11 @@ impl Locked<'_> {
         }
         let (table, id) = (self.table, self.key.as_bytes());
         let item = item.into_document();
-        table.count(&item, 1);
+        table.count(&mut self.change, &item, 1);
         match self.stripe.items.find_mut(self.hash, |item| item.id() == id) {
             Some(old) => {
                 item.set_heat(old.heat().max(item.heat()));
-                table.count(old, -1);
+                table.count(&mut self.change, old, -1);
                 *old = item;
             }
             None => {
@@ -488,21 +486,16 @@ impl Locked<'_> {
     pub fn put_prepare(&mut self, item: Item) {
         debug_assert!(!item.is_committed());
         assert!(self.prepare().is_none(), "a key has one sync write at a time");
-        self.table.count_prepare(&item, 1);
-        let seed = self.table.seed;
-        let rare = self.stripe.rare.get_or_insert_default();
-        rare.prepares.insert_unique(self.hash, item, |item| seed.hash(item.id()));
+        self.table.count_prepare(&mut self.change, &item, 1);
+        self.stripe.beside.put_prepare(self.hash, item, self.table.seed);
         self.grown();
     }
 
     /// Takes the prepare of this seqno out, if it is still there.
     pub fn take_prepare(&mut self, seqno: Seqno) -> Option<Item> {
-        let (hash, id) = (self.hash, self.key.as_bytes());
-        let prepares = &mut self.stripe.rare.as_mut()?.prepares;
-        let found = prepares.find_entry(hash, |item| item.id() == id && item.seqno() == seqno);
-        let item = found.ok()?.remove().0;
-        self.table.count_prepare(&item, -1);
-        self.tidy();
+        let item = self.stripe.beside.take_prepare(self.hash, self.key.as_bytes(), seqno)?;
+        self.table.count_prepare(&mut self.change, &item, -1);
+        self.table.charge(&mut self.stripe);
         Some(item)
     }
 
@@ -510,31 +503,22 @@ impl Locked<'_> {
     pub fn set_lock(&mut self, lock: Option<Lock>) {
         let (hash, id, seed) = (self.hash, self.key.as_bytes(), self.table.seed);
         let lock = lock.filter(|_| self.document().is_some());
-        if self.stripe.rare.is_some() || lock.is_some() {
-            let locks = &mut self.stripe.rare.get_or_insert_default().locks;
-            if let Ok(held) = locks.find_entry(hash, |held| *held.0 == *id) {
-                held.remove();
-            }
-            if let Some(lock) = lock {
-                if locks.len() == locks.capacity() {
-                    locks.retain(|held| held.1.until + LOCK_MAX > lock.until);
-                }
-                locks.insert_unique(hash, (id.into(), lock), |held| seed.hash(&held.0));
-            }
-            self.tidy();
+        if self.stripe.beside.has_locks() || lock.is_some() {
+            self.stripe.beside.set_lock(hash, id, lock, seed);
+            self.table.charge(&mut self.stripe);
         }
     }
 
     /// Removes the item whole, unless a sync write or a lock holds it.
     pub fn forget(&mut self) {
         let (hash, id) = (self.hash, self.key.as_bytes());
-        if self.stripe.rare.as_ref().is_some_and(|rare| rare.has(hash, id)) {
+        if self.stripe.beside.has(hash, id) {
             return;
         }
         if let Ok(found) = self.stripe.items.find_entry(hash, |item| item.id() == id) {
             let item = found.remove().0;
             self.table.left_upto.fetch_max(item.committed_seqno().0, Relaxed);
-            self.table.count(&item, -1);
+            self.table.count(&mut self.change, &item, -1);
         }
     }
 
@@ -544,19 +528,14 @@ impl Locked<'_> {
         }
         self.table.charge(&mut self.stripe);
     }
-
-    fn tidy(&mut self) {
-        if self.stripe.rare.as_ref().is_some_and(|rare| rare.prepares.is_empty() && rare.locks.is_empty()) {
-            self.stripe.rare = None;
-        }
-        self.table.charge(&mut self.stripe);
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use types::{Datatype, DeleteSource, KeyBuf, Kind, Meta, RevSeqno};
+    use types::{Cas, Datatype, DeleteSource, KeyBuf, Kind, Meta, RevSeqno};
 
     fn item(key: DocKey<'_>, seqno: u64, deleted: bool) -> Item {
         let meta = Meta {

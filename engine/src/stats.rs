@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use types::{Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid, allocated};
+use types::{Cas, DocKey, Item, Level, Seqno, VbId, VbState, VbUuid, allocated};
 
 use crate::bucket::Bucket;
 use crate::expiry;
@@ -210,7 +210,8 @@ impl Bucket {
         put("ep_durability_min_level", rules.min_durability.map_or("none", Level::name).into());
         put("ep_compression_mode", rules.compression.name().into());
         put("ep_flushall_enabled", self.spec().flush_enabled.to_string());
-        put("ep_degraded_mode", "0".into());
+        put("ep_degraded_mode", u8::from(self.is_held()).to_string());
+        put("ep_degraded_why", self.held_why().unwrap_or_default());
         put("ep_bucket_type", "persistent".into());
         put("ep_num_non_resident", self.items().saturating_sub(self.resident_items()).to_string());
         put("ep_tombstones_in_memory", total(|c| c.tombstones.load(Relaxed)));
@@ -291,13 +292,7 @@ impl Bucket {
 
     /// How long ago the oldest prepare under way was made, by the clock that its CAS tells.
     fn oldest_prepare_ms(&self, vb: &VBucket) -> Option<u64> {
-        let (seqno, key) = {
-            let waiting = vb.waiting.lock();
-            let oldest = waiting.as_deref()?.writes().next()?;
-            (oldest.seqno, KeyBuf::copy_of(DocKey::parse(&oldest.key).expect("taken from an item")))
-        };
-        let slot = vb.table.lock(key.as_key());
-        let cas = slot.prepare().filter(|prepare| prepare.seqno() == seqno)?.meta().cas;
+        let cas = vb.waiting.lock().as_deref()?.writes().next()?.prepare.meta().cas;
         Some(self.env.clock.unix_ns().saturating_sub(cas.0) / 1_000_000)
     }
 

@@ -183,7 +183,7 @@ fn put_back(vb: &Vb, error: &StoreError) -> Outcome {
     if error.errno().is_some_and(is_out_of_space) {
         shared.reserve.write_failed();
     }
-    let failures = vb.add_failure();
+    let failures = vb.add_failure(error);
     vb.home.counters.add(|c| &c.flush_failures, 1);
     FLUSH_FAILURES.inc();
     let delay = RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(RETRY_MAX);

@@ -16,6 +16,7 @@ mod codec;
 mod commit;
 mod compaction;
 mod deletion;
+mod drain;
 mod error;
 mod facts;
 mod fetch;
@@ -49,13 +50,14 @@ pub use compaction::{
     COMPACTIONS_MAX, CompactionDone, CompactionOptions, CompactionProgress, CompactionReport, Phase, Purge, Trigger,
 };
 pub use couchstore::Version;
+pub use drain::{Drain, Drained, Left};
 pub use error::{Damage, Damages, StoreError, Verdict};
 pub use file_cache::{FileCache, FileCacheStats};
 pub use governor::{Governor, Held, Limits};
 pub use queue::Urgency;
 pub use spec::{BucketSpec, Compression, Eviction, WriteRules};
 pub use stats::BucketStoreStats;
-pub use store::{Drained, Store};
+pub use store::Store;
 pub use vb::Nudge;
 
 /// What is in a commit log's directory, which no server is using. Changes nothing.
