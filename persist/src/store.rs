@@ -26,6 +26,7 @@ use crate::shared::Shared;
 use crate::spec::BucketSpec;
 use crate::stats::BucketCounters;
 use crate::sync::prove_files;
+use crate::turn::Turn;
 use crate::vb::{Home, Vb};
 use crate::{LogOptions, Options};
 
@@ -162,6 +163,11 @@ impl Store {
     /// full indeed.
     pub fn log_full(&self) -> bool {
         self.shared.logger.is_full()
+    }
+
+    /// Until the turn ends, what this thread changes is not synced for its own sake.
+    pub fn begin_turn(&self) -> Turn<'_> {
+        Turn::begin(&self.shared.logger)
     }
 
     /// `None` without a commit log.

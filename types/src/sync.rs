@@ -7,7 +7,7 @@ mod chosen {
     pub use std::thread;
     pub use std::thread_local;
 
-    pub use crate::rank::Mutex;
+    pub use crate::rank::{Mutex, MutexGuard};
 
     /// Sleeps until called, or so long.
     pub fn park(limit: Option<std::time::Duration>) {
@@ -25,6 +25,7 @@ mod chosen {
     #[cfg(shuttle)]
     use shuttle as checker;
 
+    pub use checker::sync::MutexGuard;
     pub use checker::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
     pub use checker::thread;
     pub use checker::thread_local;
@@ -44,7 +45,7 @@ mod chosen {
             Mutex(checker::sync::Mutex::new(value))
         }
 
-        pub fn lock(&self) -> checker::sync::MutexGuard<'_, T> {
+        pub fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().expect("nothing panics under this lock")
         }
     }
