@@ -327,15 +327,26 @@ impl Log {
         }
     }
 
-    /// Takes all that waits, makes it durable, tells the observer. For a thread that may block; the driver's, or one that
-    /// has submitted and has nothing better to do. Call again on [`Lead::More`].
+    /// Takes all that waits, makes it durable, tells the observer. For a thread that may block. Call again on [`Lead::More`].
     pub fn lead(&self) -> Lead {
+        self.lead_with(|| ())
+    }
+
+    /// [`Log::lead`], with what `submit` submits: nobody is woken for that, as long as nobody else leads.
+    pub(crate) fn lead_with(&self, submit: impl FnOnce()) -> Lead {
+        let writer = self.take_writer();
+        submit();
         self.gather();
+        let mut writer = match writer {
+            Ok(writer) => writer,
+            Err(why_not) => return why_not,
+        };
         let mut queue = self.queue.lock();
-        if queue.poisoned.is_some() {
+        if let Some(reason) = queue.poisoned.clone() {
+            drop(queue);
+            self.tell_poisoned(&reason);
             return Lead::Stopped;
         }
-        let Some(mut writer) = queue.writer.take() else { return Lead::Busy };
         if writer.batch.is_empty() {
             if queue.waiting.is_empty() {
                 writer.rest();
@@ -385,6 +396,14 @@ impl Log {
                 Lead::Full
             }
             Some(_) => Lead::Full,
+        }
+    }
+
+    fn take_writer(&self) -> Result<Box<Writer>, Lead> {
+        let mut queue = self.queue.lock();
+        match queue.poisoned {
+            Some(_) => Err(Lead::Stopped),
+            None => queue.writer.take().ok_or(Lead::Busy),
         }
     }
 

@@ -158,6 +158,46 @@ fn a_thread_leaves_no_submission_behind() {
     storm(|| driven(Driver::Thread));
 }
 
+/// Goal: those who lead beside the driver leave nothing behind either, neither of their own nor of others. Method: one submits as
+/// it leads, another leaves it to whoever leads, and the log is closed while the first may still be at it.
+#[test]
+fn those_who_lead_beside_the_driver_leave_no_submission_behind() {
+    for driver in [Driver::Task, Driver::Thread] {
+        storm(move || {
+            let (env, _) = sim::env(1);
+            let (log, told) = open(&env);
+            let pools = pools(&env);
+            log.drive(&pools, driver).unwrap();
+            let threads = [true, false].map(|leads| {
+                let (log, told) = (log.clone(), told.clone());
+                thread::spawn(move || {
+                    for seqno in 1..=3 {
+                        match leads {
+                            true => log.lead_beside(|| submit(&log, 0, seqno, 10).unwrap()),
+                            false => submit(&log, 1, seqno, 10).unwrap(),
+                        }
+                        assert!(told.wait_durable(u16::from(!leads), seqno));
+                    }
+                })
+            });
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            let late = {
+                let (log, told) = (log.clone(), told.clone());
+                thread::spawn(move || {
+                    let mut taken = false;
+                    log.lead_beside(|| taken = submit(&log, 2, 1, 10).is_ok());
+                    assert!(!taken || told.wait_durable(2, 1));
+                })
+            };
+            log.close().unwrap();
+            assert_eq!(log.stats().waiting_bytes, 0);
+            late.join().unwrap();
+            drop(log);
+            pools.shutdown(Stop::Drain);
+        });
+    }
+}
+
 /// Goal: a full log goes on when there is room, whoever makes it and whenever. Method: large items through a log of three
 /// segments, with a filer that releases what is durable; refused submissions wait for `room` and come again.
 #[test]

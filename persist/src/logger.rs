@@ -212,6 +212,14 @@ impl Logger {
         }
     }
 
+    /// The vBuckets have something new that somebody waits for. Makes it durable on this thread, unless another one is at it.
+    /// `false`: not with a log.
+    pub fn lead<'a>(&self, vbs: impl Iterator<Item = &'a Arc<Vb>>) -> bool {
+        let Some(log) = self.log().filter(|_| self.takes()) else { return false };
+        log.lead_beside(|| vbs.for_each(|vb| self.submit(vb)));
+        true
+    }
+
     fn promise(&self, vb: &Arc<Vb>) {
         let mut promised = self.promised.lock();
         promised.push(Arc::clone(vb));

@@ -1,7 +1,8 @@
 //! Where others leave word for a producer or a consumer: bells that rang, pieces of files that were read, marks that moved.
 //!
-//! Posting wakes the owner only when the box was empty: otherwise an earlier note has woken it and it has not
-//! yet looked. Both happen under the box's lock, so no note is left unseen.
+//! Posting wakes the owner only when the box was empty, otherwise an earlier note has woken it and it has not yet looked; and
+//! not while the owner is at it anyway, as then it looks once more before it rests. All of that happens under the box's lock,
+//! so no note is left unseen.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,29 +38,52 @@ pub(crate) struct Piece {
 }
 
 pub(crate) struct Inbox<N = Note> {
-    notes: Mutex<Vec<N>>,
+    tray: Mutex<Tray<N>>,
     wake: Arc<dyn Wake>,
+}
+
+struct Tray<N> {
+    notes: Vec<N>,
+    /// The owner looks again of itself.
+    is_attended: bool,
 }
 
 impl<N> Inbox<N> {
     pub fn new(wake: Arc<dyn Wake>) -> Arc<Inbox<N>> {
-        Arc::new(Inbox { notes: Mutex::ranked(Rank::RunQueue, Vec::new()), wake })
+        let tray = Tray { notes: Vec::new(), is_attended: false };
+        Arc::new(Inbox { tray: Mutex::ranked(Rank::RunQueue, tray), wake })
     }
 
     pub fn post(&self, note: N) {
-        let is_first = {
-            let mut notes = self.notes.lock();
-            notes.push(note);
-            notes.len() == 1
+        let wakes = {
+            let mut tray = self.tray.lock();
+            tray.notes.push(note);
+            tray.notes.len() == 1 && !tray.is_attended
         };
-        if is_first {
+        if wakes {
             self.wake.wake();
         }
     }
 
+    /// The owner is at it from here on: it is not woken until it rests.
+    pub fn attend(&self) {
+        self.tray.lock().is_attended = true;
+    }
+
     /// Everything posted so far.
     pub fn collect(&self) -> Vec<N> {
-        std::mem::take(&mut *self.notes.lock())
+        std::mem::take(&mut self.tray.lock().notes)
+    }
+
+    /// The owner sleeps until it is woken. `false`: it must look first.
+    pub fn rest(&self) -> bool {
+        let mut tray = self.tray.lock();
+        tray.is_attended &= !tray.notes.is_empty();
+        tray.notes.is_empty()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tray.lock().notes.is_empty()
     }
 }
 
@@ -145,6 +169,44 @@ mod models {
             }
             bell.hush();
             read()
+        });
+    }
+
+    /// Goal: who is not woken because the owner is at it is heard before the owner sleeps. Method: two post while it goes about
+    /// its work and to sleep.
+    #[test]
+    fn a_note_left_with_an_owner_at_work_is_read_before_it_sleeps() {
+        two_notes_are_read(|inbox| inbox.rest());
+    }
+
+    /// The same with a look before the rest, which is the mistake this is about.
+    #[test]
+    #[should_panic]
+    fn looking_before_the_rest_loses_a_note() {
+        two_notes_are_read(|inbox| {
+            let is_empty = inbox.is_empty();
+            inbox.rest();
+            is_empty
+        });
+    }
+
+    fn two_notes_are_read(rests: fn(&Inbox<u8>) -> bool) {
+        loom::model(move || {
+            let doorbell = loom::sync::Arc::new(Notify::new());
+            let inbox = Inbox::new(Arc::new(Doorbell(doorbell.clone())));
+            let posters = [0, 1].map(|n| {
+                let inbox = Arc::clone(&inbox);
+                thread::spawn(move || inbox.post(n))
+            });
+            let mut read = 0;
+            while read < 2 {
+                inbox.attend();
+                read += inbox.collect().len();
+                if rests(&inbox) && read < 2 {
+                    doorbell.wait();
+                }
+            }
+            posters.into_iter().for_each(|poster| poster.join().unwrap());
         });
     }
 

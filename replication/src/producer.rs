@@ -276,6 +276,12 @@ impl Producer {
         })
     }
 
+    /// The owner deals with what the consumer says, and pulls afterwards: until it is told that there is no more, nobody needs to
+    /// wake it.
+    pub fn attend(&mut self) {
+        self.inbox.attend();
+    }
+
     /// The consumer said something, whatever it was.
     pub fn heard(&mut self, now: Duration) {
         self.pulse.heard(now);
@@ -321,17 +327,20 @@ impl Producer {
         if let Some(why) = self.over {
             return Pulled::Over(why);
         }
-        self.collect(out);
         let full = out.len() + bytes_max;
         loop {
-            if self.flow.is_shut() {
+            self.collect(out);
+            while let Some(&number) = self.ready.front()
+                && !self.flow.is_shut()
+            {
+                if out.len() >= full {
+                    return Pulled::Full;
+                }
+                self.advance(number, out);
+            }
+            if self.inbox.rest() {
                 return Pulled::Dry;
             }
-            if out.len() >= full {
-                return Pulled::Full;
-            }
-            let Some(&number) = self.ready.front() else { return Pulled::Dry };
-            self.advance(number, out);
         }
     }
 

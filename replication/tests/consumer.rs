@@ -89,7 +89,7 @@ impl Pair {
         let Some(link) = &mut self.link else { return false };
         let Some(bytes) = link.under_way.pop_front() else { return false };
         self.delivered += 1;
-        let taken = link.consumer.receive(&bytes, self.b.now()).expect("it makes sense");
+        let taken = link.consumer.receive(&bytes, self.b.now(), false).expect("it makes sense");
         assert!(taken == bytes.len() || link.consumer.is_full());
         true
     }
@@ -440,7 +440,7 @@ impl Pair {
         self.turn();
         let Some(link) = &mut self.link else { return false };
         let Some(bytes) = link.under_way.pop_front() else { return false };
-        if link.consumer.receive(&bytes, self.b.now()).expect("it makes sense") == 0 {
+        if link.consumer.receive(&bytes, self.b.now(), false).expect("it makes sense") == 0 {
             link.under_way.push_front(bytes);
         }
         true
