@@ -311,6 +311,12 @@ impl BucketStore {
         self.home.shared.logger.is_full()
     }
 
+    /// vBuckets that take no writes until a restart, and of which only the commit log has the last changes: it cannot use the room
+    /// of these again.
+    pub fn held_by_log(&self) -> Vec<VbId> {
+        self.vbs.iter().filter(|vb| vb.is_held_by_log()).map(|vb| vb.id).collect()
+    }
+
     /// Changes that are in no file yet.
     pub fn pending(&self) -> u64 {
         let pending = |vb: &Arc<Vb>| {

@@ -395,6 +395,8 @@ impl Logger {
 
     /// Makes durable what was submitted, and takes nothing any more: from here on flushes commit by themselves.
     pub fn close(&self) {
+        // The files may not take it.
+        self.gather();
         self.set_phase(Phase::Off);
         let Some(log) = self.log() else { return };
         if let Err(error) = log.close()
