@@ -20,6 +20,11 @@ use types::rank::{Mutex, Rank};
 /// Told to look again. Called on any thread, without locks held: it must be quick.
 pub trait Bell: Send + Sync {
     fn ring(&self, vb: VbId);
+
+    /// There is something new that nobody waits for.
+    fn ring_later(&self, vb: VbId) {
+        self.ring(vb);
+    }
 }
 
 /// The bells of one vBucket. Without any, a change costs one load.
@@ -47,9 +52,18 @@ impl Bells {
 
     /// Call after a change, without locks.
     pub fn ring(&self, vb: VbId) {
+        self.each(|bell| bell.ring(vb));
+    }
+
+    /// The same after one that nobody waits for.
+    pub fn ring_later(&self, vb: VbId) {
+        self.each(|bell| bell.ring_later(vb));
+    }
+
+    fn each(&self, ring: impl Fn(&dyn Bell)) {
         if self.is_anybody.load(Relaxed) {
             let bells = Arc::clone(&*self.bells.lock());
-            bells.iter().for_each(|bell| bell.ring(vb));
+            bells.iter().for_each(|bell| ring(&**bell));
         }
     }
 }

@@ -120,3 +120,35 @@ impl Beside {
 pub(crate) fn memory_of<T>(table: &Table<T>) -> usize {
     if table.capacity() == 0 { 0 } else { allocated(table.allocation_size()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::{Datatype, KeyBuf, Kind, Level, Meta, RevSeqno};
+
+    fn prepare(seqno: u64) -> Item {
+        let key = KeyBuf::in_default_collection(format!("k{seqno}").as_bytes()).unwrap();
+        let (cas, rev, datatype) = (Cas(seqno), RevSeqno(1), Datatype::RAW);
+        let meta = Meta { seqno: Seqno(seqno), cas, rev, flags: 0, expiry: 0, datatype, deleted: None };
+        Item::new(key.as_key(), meta, Kind::Prepare { level: Level::Majority }, Some(b"v"))
+    }
+
+    #[test]
+    fn each_prepare_is_found_and_taken_once_whichever_goes_first() {
+        let (seed, items) = (HashSeed([1, 2]), [1, 2, 3].map(prepare));
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 2, 0]] {
+            let mut beside = Beside::default();
+            let hash = |item: &Item| seed.hash(item.id());
+            beside.put_prepare(hash(&items[0]), items[0].clone(), seed);
+            assert_eq!(beside.memory(), 0);
+            items[1..].iter().for_each(|item| beside.put_prepare(hash(item), item.clone(), seed));
+            for (n, item) in order.map(|n| &items[n]).into_iter().enumerate() {
+                assert_eq!((beside.prepare(hash(item), item.id()), beside.prepares().count()), (Some(item), 3 - n));
+                assert!(beside.take_prepare(hash(item), item.id(), Seqno(9)).is_none());
+                assert!(beside.take_prepare(hash(item), item.id(), item.seqno()).is_some());
+                assert!(!beside.has(hash(item), item.id()));
+            }
+            assert!(beside.is_empty() && beside.memory() == 0);
+        }
+    }
+}

@@ -533,7 +533,9 @@ impl Bucket {
         if settled.appended_bytes > 0 {
             self.counters.commits.add(settled.committed);
             self.counters.aborts.add(settled.aborted);
-            self.changed(vb, Urgency::Normal);
+            // Who waited for the outcome knows it.
+            self.store.changed(vb.id, Urgency::Normal);
+            vb.bells.ring_later(vb.id);
         }
         if let Some(nudge) = settled.has_acked {
             nudge.high_prepared_moved(vb.id);

@@ -182,6 +182,11 @@ impl Tracker {
         Some(first)
     }
 
+    /// See [`Passive::awaits_disk`].
+    pub fn awaits_disk(&self) -> bool {
+        self.passive.as_deref().is_some_and(Passive::awaits_disk)
+    }
+
     /// The high prepared and the high completed seqno.
     pub fn prepared_marks(&self) -> (Seqno, Seqno) {
         match &self.passive {

@@ -74,9 +74,9 @@ impl Passive {
         }
     }
 
-    /// Whether somebody is to be told once more is durable.
+    /// Whether, after [`Passive::advance`], something is said once more is durable.
     pub fn awaits_disk(&self) -> bool {
-        self.waiting.front().is_some()
+        !self.waiting.is_empty()
     }
 
     /// Moves the mark as far as it goes. True: it has moved.

@@ -176,6 +176,15 @@ impl Bucket {
     /// Applies one message of the peer. Changes are in the order of their seqnos, some of which may be missing, within the
     /// snapshot that was announced. Never waits: [`ApplyError::Later`] gives the message back.
     pub fn apply(&self, vb: VbId, change: &Change<'_>) -> Result<(), ApplyError> {
+        if self.take(vb, change)? {
+            self.store.changed(vb, Urgency::Durable);
+        }
+        Ok(())
+    }
+
+    /// [`Bucket::apply`], but if something is said to the peer once this is on disk, that is left to the caller. `true`: so it is,
+    /// and [`Bucket::make_durable`] must follow before long; several messages, and several vBuckets, may share it.
+    pub fn take(&self, vb: VbId, change: &Change<'_>) -> Result<bool, ApplyError> {
         let vb = self.replica(vb)?;
         let (grown, ended) = {
             let state = vb.state.read();
@@ -189,17 +198,31 @@ impl Bucket {
                 Change::Advance { seqno } => (true, vb.log.advance(*seqno).map_err(|e| not_taken(*seqno, e))?),
             }
         };
-        let awaits_disk = ended.is_some_and(|snapshot| end_snapshot(vb, &snapshot));
-        if grown {
-            self.changed(vb, if awaits_disk { Urgency::Durable } else { Urgency::Normal });
-        }
-        if ended.is_some() {
+        let mut awaits_disk = false;
+        if let Some(snapshot) = ended {
+            end_snapshot(vb, &snapshot);
             self.settle(vb);
+            awaits_disk = vb.waiting.lock().as_deref().is_some_and(Tracker::awaits_disk);
+        }
+        if grown {
+            match awaits_disk {
+                true => vb.bells.ring(vb.id),
+                false => self.changed(vb, Urgency::Normal),
+            }
         }
         if self.is_short() {
             self.give_memory_back();
         }
-        Ok(())
+        Ok(awaits_disk)
+    }
+
+    /// Has what was taken for these vBuckets made durable. `leads`: on this thread, if nobody else is at it, as it may block and has
+    /// nothing better to do; not with a lock held.
+    pub fn make_durable(&self, vbs: &[VbId], leads: bool) {
+        match leads {
+            true => self.store.make_durable(vbs),
+            false => vbs.iter().for_each(|vb| self.store.changed(*vb, Urgency::Durable)),
+        }
     }
 
     fn admit_change(&self, vb: &VBucket, change: &Change<'_>) -> Result<(), ApplyError> {
@@ -362,16 +385,14 @@ fn check_seqno(seqno: Seqno) -> Result<(), ApplyError> {
     }
 }
 
-/// All of a snapshot is here. True: something is said to the peer once it is durable.
-fn end_snapshot(vb: &VBucket, snapshot: &Snapshot) -> bool {
+/// All of a snapshot is here.
+fn end_snapshot(vb: &VBucket, snapshot: &Snapshot) {
     if let Some(completed) = snapshot.completed {
         // Those whose outcome did not come with it have none that anybody could still see.
         vb.drop_prepares(completed);
     }
     let mut waiting = vb.waiting.lock();
-    let passive = waiting.get_or_insert_default().passive.get_or_insert_default();
-    passive.snapshot_ended(snapshot);
-    passive.awaits_disk()
+    waiting.get_or_insert_default().passive.get_or_insert_default().snapshot_ended(snapshot);
 }
 
 impl VBucket {

@@ -240,6 +240,31 @@ fn a_replica_outlives_its_restart_with_what_it_said_it_has() {
     assert_eq!(get_replica(&b, "k").unwrap(), b"v");
 }
 
+/// Goal: only what has to be on disk before something is said costs its link a sync, and the link may make it itself. Method: a
+/// replica with a commit log and without, and no thread but the one that applies.
+#[test]
+fn a_prepare_for_memory_is_said_at_once_and_one_for_the_disk_after_a_sync_by_whoever_took_it() {
+    for (b, after_own_sync) in [(World::new(1), 1), (World::logged(2), 2)] {
+        let bucket = &b.bucket;
+        bucket.set_vb_state(VB, VbState::Replica, None).unwrap();
+        b.settle();
+        let key = k("k");
+        let take = |seqno, level| {
+            bucket.begin_snapshot(VB, memory(seqno, seqno)).unwrap();
+            bucket.take(VB, &Change::Prepare { given: given(&key, seqno, Some(b"v")), level }).unwrap()
+        };
+        let said = || bucket.high_prepared(VB).unwrap().0;
+        assert_eq!((take(1, Level::Majority), said()), (false, 1));
+        assert_eq!((take(2, Level::PersistMajority), said()), (true, 1));
+        bucket.make_durable(&[VB], true);
+        assert_eq!(said(), after_own_sync);
+        assert!(take(3, Level::PersistMajority));
+        bucket.make_durable(&[VB], false);
+        b.settle();
+        assert_eq!(said(), 3);
+    }
+}
+
 #[test]
 fn a_restart_in_the_middle_of_a_snapshot_goes_on_with_all_of_it() {
     let (_, b) = pair();

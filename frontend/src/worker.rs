@@ -442,6 +442,9 @@ impl Worker {
         if let Phase::Lingering { .. } = connection.phase {
             return linger(connection);
         }
+        if let Some(producer) = &mut connection.session.producer {
+            producer.attend();
+        }
         let (mut requests, mut bytes) = (REQUESTS_PER_TURN, BYTES_PER_TURN);
         let pause = loop {
             match self.start_requests(connection, &mut requests) {
@@ -468,7 +471,7 @@ impl Worker {
                 self.part(connection)
             }
             // A client that has hung up altogether, rather than only stopped sending, shows in the next read.
-            Pause::Stalled | Pause::Closing if connection.readable && !connection.eof => watch(connection),
+            Pause::Stalled | Pause::Closing if connection.readable && !connection.eof && !is_full => watch(connection),
             Pause::Backlogged if connection.output.len() <= self.output_high_len() => Fate::Again,
             _ if is_full || connection.session.closing && !matches!(pause, Pause::Closing) => Fate::Again,
             _ => Fate::Rest,

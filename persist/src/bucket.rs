@@ -234,6 +234,15 @@ impl BucketStore {
         self.home.shared.changed(self.vb(vb), urgency);
     }
 
+    /// The same of several vBuckets for whose changes somebody waits, by a thread that may block and has nothing better to do: it
+    /// makes them durable itself, if nobody else is at it. Not to be called with a lock held.
+    pub fn make_durable(&self, vbs: &[VbId]) {
+        let changed = || vbs.iter().map(|vb| self.vb(*vb));
+        if !self.home.shared.logger.lead(changed()) {
+            changed().for_each(|vb| self.home.shared.file(vb, Urgency::Durable));
+        }
+    }
+
     /// Version of the changelog's record that is durable; `None`: none it was attached with or given since.
     pub fn recorded(&self, vb: VbId) -> Option<u64> {
         let attached = self.vb(vb).attached()?;

@@ -171,7 +171,7 @@ impl Vb {
 /// Not for lack of space on the disk, which may come back, but because nothing that holds the oldest segment can be filed.
 fn is_full_for_good(shared: &Shared, holders: &[Arc<Vb>]) -> bool {
     let is_well = shared.logger.log().is_some_and(|log| log.poisoned().is_none()) && !shared.reserve.is_full();
-    is_well && shared.logger.is_full() && !holders.is_empty() && holders.iter().all(|vb| vb.is_poisoned())
+    is_well && shared.logger.is_full() && !holders.is_empty() && holders.iter().all(|vb| vb.poisoned().is_some())
 }
 
 /// Runs the filer.

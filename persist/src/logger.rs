@@ -23,7 +23,7 @@ use types::{BucketUuid, Seqno};
 use crate::filer::Filer;
 use crate::queue::Urgency;
 use crate::shared::Shared;
-use crate::turn::{self, Desk};
+use crate::turn::{self, Desk, Turn};
 use crate::vb::{Attached, Vb};
 
 /// A submission takes no further change once it has this many bytes of them.
@@ -217,6 +217,18 @@ impl Logger {
             Urgency::Normal if vb.is_promised.swap(true, Ordering::AcqRel) => {}
             Urgency::Normal => self.promise(vb),
         }
+    }
+
+    /// The vBuckets have something new that somebody waits for. Makes it durable on this thread, unless another one is at it.
+    /// `false`: not with a log.
+    pub fn lead<'a>(&self, vbs: impl Iterator<Item = &'a Arc<Vb>>) -> bool {
+        if !self.takes() {
+            return false;
+        }
+        let turn = Turn::begin(self);
+        vbs.for_each(|vb| self.submit(vb));
+        turn.wait();
+        true
     }
 
     fn promise(&self, vb: &Arc<Vb>) {

@@ -272,7 +272,6 @@ impl Shared {
         if let Some(reason) = log.poisoned() {
             return stuck(&reason);
         }
-        let mut is_kept = false;
         while let Some(vb) = left.last() {
             let Some(attached) = vb.attached().filter(|_| !vb.home.gone.load(Ordering::Acquire)) else {
                 left.pop();
@@ -293,16 +292,18 @@ impl Shared {
                 *self.switch.wanted.lock() = Some(LogOptions::default());
                 return self.stay();
             }
-            tracing::error!(
-                bucket,
-                vb,
-                "the commit log is full, and is kept as it is until a restart, as only it has the changes of a vBucket. \
-                 Those of others are committed to their files, which takes longer. Restart soon: {reason}"
-            );
-            is_kept = true;
             left.pop();
         }
-        if is_kept {
+        // Whoever was waited for meanwhile may be one of them by now.
+        let mut held = self.logger.everyone().into_iter().filter(|vb| vb.is_held_by_log());
+        if let Some(vb) = held.next().filter(|_| self.switch.is_blocked()) {
+            let (bucket, id, why) = (&vb.home.name, vb.id.0, vb.poisoned().unwrap_or_default());
+            tracing::error!(
+                bucket,
+                vb = id,
+                "the commit log is full, and is kept as it is until a restart, as only it has the changes of a vBucket. \
+                 Those of others are committed to their files, which takes longer. Restart soon: {why}"
+            );
             self.take_back();
             return Turn::Done(Step::Kept);
         }

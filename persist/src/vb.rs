@@ -422,8 +422,9 @@ impl Vb {
         self.home.shared.logger.filer.wake();
     }
 
-    pub fn is_poisoned(&self) -> bool {
-        self.attached().is_some_and(|attached| attached.log.marks.poisoned().is_some())
+    /// Why it takes no writes until a restart, if so.
+    pub fn poisoned(&self) -> Option<String> {
+        self.attached()?.log.marks.poisoned().map(str::to_owned)
     }
 
     /// It takes no writes until a restart, which needs the commit log for it.

@@ -135,6 +135,7 @@ pub struct ConsumerFace {
 /// 1. At most one consumer follows for a vBucket at a time; its owner sees to that.
 /// 2. Bytes are said to be dealt with once their message was, and all are said in the end.
 /// 3. What it does for a message does not grow with the number of streams.
+/// 4. What is owed is not owed any more when [`Consumer::receive`] returns.
 pub struct Consumer {
     bucket: Arc<Bucket>,
     /// This node, as the chains name it.
@@ -153,6 +154,8 @@ pub struct Consumer {
     heard: Duration,
     /// A change waits for room until then.
     full: Option<Duration>,
+    /// Have something that the peer is told of once it is on disk, and that nobody was asked to put there yet.
+    owed: Vec<VbId>,
     face: Arc<ConsumerFace>,
 }
 
@@ -195,6 +198,7 @@ impl Consumer {
             unsaid_bytes: 0,
             heard: now,
             full: None,
+            owed: Vec::new(),
             face,
         };
         consumer.introduce(node);
@@ -267,6 +271,12 @@ impl Consumer {
         (self.heard + SILENCE_MAX).min(self.due_at).min(self.full.unwrap_or(Duration::MAX))
     }
 
+    /// Nobody has left word since the last turn: the owner may sleep until the deadline, and will be woken. `false`: another turn
+    /// comes first. Until it rests it is not woken.
+    pub fn may_sleep(&self) -> bool {
+        self.inbox.rest()
+    }
+
     /// Looks at what others left word of and at the clock.
     ///
     /// # Errors
@@ -276,6 +286,7 @@ impl Consumer {
             return Err(Broken::Silent);
         }
         let (mut prepared, mut back) = (BTreeSet::new(), Vec::new());
+        self.inbox.attend();
         for note in self.inbox.collect() {
             match note {
                 Note::Prepared(vb) => drop(prepared.insert(vb)),
@@ -382,26 +393,47 @@ impl Consumer {
 
     /// Deals with what was read. Returns how much of it that was; the rest is to be handed over again, with what follows it.
     ///
+    /// `leads`: there is nothing more to read, and the caller may block. Then what the peer waits for is made durable here and now,
+    /// so that a turn after this tells it, and no thread had to wake another for that.
+    ///
     /// # Errors
     /// The connection is to be closed.
-    pub fn receive(&mut self, input: &[u8], now: Duration) -> Result<usize, Broken> {
+    pub fn receive(&mut self, input: &[u8], now: Duration, leads: bool) -> Result<usize, Broken> {
+        self.inbox.attend();
         let mut at = 0;
+        let result = self.take_all(input, &mut at, now);
+        self.say_dealt_with();
+        self.make_durable(leads && result.is_ok());
+        self.note_following();
+        result.map(|()| at)
+    }
+
+    fn take_all(&mut self, input: &[u8], at: &mut usize, now: Duration) -> Result<(), Broken> {
         while self.full.is_none() {
-            match FrameReader::new(Side::Client).next(&input[at..])? {
+            match FrameReader::new(Side::Client).next(&input[*at..])? {
                 Next::Frame(frame) => {
                     self.heard = now;
                     if !self.take(&frame, now)? {
                         break;
                     }
-                    at += frame.frame_len();
+                    *at += frame.frame_len();
                 }
                 Next::Malformed(header) => return Err(Broken::Nonsense(format!("{header:?}"))),
                 Next::Need(_) => break,
             }
         }
-        self.say_dealt_with();
-        self.note_following();
-        Ok(at)
+        Ok(())
+    }
+
+    /// What is known already is said before anything else is waited for.
+    fn make_durable(&mut self, leads: bool) {
+        if self.owed.is_empty() {
+            return;
+        }
+        self.owed.sort_unstable();
+        self.owed.dedup();
+        self.bucket.make_durable(&self.owed, leads && self.out.is_empty() && self.inbox.is_empty());
+        self.owed.clear();
     }
 
     /// False: not now.
@@ -508,7 +540,10 @@ impl Consumer {
             return true;
         }
         match hand_over(&self.bucket, vb, &packet.message) {
-            Ok(()) => {
+            Ok(awaits_disk) => {
+                if awaits_disk {
+                    self.owed.push(vb);
+                }
                 stream.failures = 0;
                 DCP_ITEMS_RECEIVED.inc();
                 self.face.items.fetch_add(1, Relaxed);
@@ -575,9 +610,9 @@ fn histories(newest_first: Vec<(types::VbUuid, Seqno)>) -> Option<FailoverTable>
     FailoverTable::from_entries(newest_first.into_iter().map(|(uuid, seqno)| FailoverEntry { uuid, seqno }).collect())
 }
 
-/// Has the engine take a message of a stream.
-fn hand_over(bucket: &Bucket, vb: VbId, message: &Message<'_>) -> Result<(), ApplyError> {
-    let apply = |change: Change<'_>| bucket.apply(vb, &change);
+/// Has the engine take a message of a stream. True: see [`Bucket::take`].
+fn hand_over(bucket: &Bucket, vb: VbId, message: &Message<'_>) -> Result<bool, ApplyError> {
+    let apply = |change: Change<'_>| bucket.take(vb, &change);
     match *message {
         Message::SnapshotMarker(marker) => {
             let completed = match marker.detail {
@@ -586,7 +621,7 @@ fn hand_over(bucket: &Bucket, vb: VbId, message: &Message<'_>) -> Result<(), App
             };
             let from_disk = marker.flags.has(SnapshotFlags::DISK).then_some(completed);
             let marker = engine::SnapshotMarker { start: marker.start, end: marker.end, from_disk };
-            bucket.begin_snapshot(vb, marker)
+            bucket.begin_snapshot(vb, marker).map(|()| false)
         }
         Message::Mutation(Mutation { seqno, rev, flags, expiry, cas, datatype, key, value }) => {
             let meta = Meta { seqno, cas, rev, flags, expiry, datatype, deleted: None };
@@ -614,10 +649,10 @@ fn hand_over(bucket: &Bucket, vb: VbId, message: &Message<'_>) -> Result<(), App
     }
 }
 
-fn bury(bucket: &Bucket, vb: VbId, deletion: &Deletion<'_>, source: DeleteSource) -> Result<(), ApplyError> {
+fn bury(bucket: &Bucket, vb: VbId, deletion: &Deletion<'_>, source: DeleteSource) -> Result<bool, ApplyError> {
     let Deletion { seqno, rev, delete_time, cas, datatype, key, value } = *deletion;
     let expiry = delete_time.unwrap_or(0);
     let meta = Meta { seqno, cas, rev, flags: 0, expiry, datatype, deleted: Some(source) };
     let value = (!value.is_empty()).then_some(value);
-    bucket.apply(vb, &Change::Document(Given { key: key.resolve().as_key(), meta, value }))
+    bucket.take(vb, &Change::Document(Given { key: key.resolve().as_key(), meta, value }))
 }

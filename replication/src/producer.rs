@@ -29,6 +29,8 @@ use crate::terms::{Control, Terms};
 
 /// Files a consumer has read at a time: each holds a descriptor and a piece in memory.
 const BACKFILLS_MAX: usize = 4;
+/// How long a replica hears nothing of what nobody waits for, if there is nothing else to tell it.
+const COMPANY_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a request is answered with if not with success.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ type Key = (VbId, Option<u16>);
 
 /// See the module.
 ///
-/// 1. A stream that could send something is in `ready`, once, unless it waits for its file; its `place` says so.
+/// 1. A stream that could send something is in `ready`, once, unless it waits for its file or for company; its `place` says so.
 /// 2. At most [`BACKFILLS_MAX`] streams have their turn at their file; those that wait are in `line`, in order.
 pub struct Producer {
     bucket: Arc<Bucket>,
@@ -75,6 +77,9 @@ pub struct Producer {
     made: StreamNumber,
     ready: VecDeque<StreamNumber>,
     line: VecDeque<StreamNumber>,
+    /// Those that wait for company, and some that were, until then.
+    deferred: Vec<StreamNumber>,
+    deferred_until: Option<Duration>,
     backfills: usize,
     over: Option<&'static str>,
 }
@@ -112,6 +117,8 @@ impl Producer {
             made: 0,
             ready: VecDeque::new(),
             line: VecDeque::new(),
+            deferred: Vec::new(),
+            deferred_until: None,
             backfills: 0,
             over: None,
         })
@@ -238,7 +245,7 @@ impl Producer {
             takeover: takes_over.then_some(Takeover::Sending),
             skips_deletes: self.terms.open.has(OpenFlags::SKIP_DELETES_IN_BACKFILL),
         };
-        let stream = Stream::new(plan, &self.bucket, &self.inbox);
+        let stream = Stream::new(plan, &self.bucket, &self.inbox, self.replica().is_some());
         self.face.streams.lock().insert(self.made, Arc::clone(&stream.face));
         self.by_key.insert(key, self.made);
         self.streams.insert(self.made, stream);
@@ -276,6 +283,12 @@ impl Producer {
         })
     }
 
+    /// The owner deals with what the consumer says, and pulls afterwards: until it is told that there is no more, nobody needs to
+    /// wake it.
+    pub fn attend(&mut self) {
+        self.inbox.attend();
+    }
+
     /// The consumer said something, whatever it was.
     pub fn heard(&mut self, now: Duration) {
         self.pulse.heard(now);
@@ -302,7 +315,7 @@ impl Producer {
 
     /// When it is to be looked at by the clock.
     pub fn deadline(&self) -> Option<Duration> {
-        self.pulse.next()
+        self.pulse.next().into_iter().chain(self.deferred_until).min()
     }
 
     /// Appends frames to `out`, about `bytes_max` bytes of them.
@@ -321,25 +334,32 @@ impl Producer {
         if let Some(why) = self.over {
             return Pulled::Over(why);
         }
-        self.collect(out);
         let full = out.len() + bytes_max;
         loop {
-            if self.flow.is_shut() {
+            self.collect(out, now);
+            if !self.ready.is_empty() || self.deferred_until.is_some_and(|until| until <= now) {
+                self.end_deferral();
+            }
+            while let Some(&number) = self.ready.front()
+                && !self.flow.is_shut()
+            {
+                if out.len() >= full {
+                    return Pulled::Full;
+                }
+                self.advance(number, out);
+            }
+            if self.inbox.rest() {
                 return Pulled::Dry;
             }
-            if out.len() >= full {
-                return Pulled::Full;
-            }
-            let Some(&number) = self.ready.front() else { return Pulled::Dry };
-            self.advance(number, out);
         }
     }
 
     /// Looks at what others left word of.
-    fn collect(&mut self, out: &mut Vec<u8>) {
+    fn collect(&mut self, out: &mut Vec<u8>, now: Duration) {
         for note in self.inbox.collect() {
             match note {
                 Note::Rung(number) => self.make_ready(number),
+                Note::RungLater(number) => self.defer(number, now),
                 Note::Read(number, piece) => {
                     let Some(stream) = self.streams.get_mut(&number) else { continue };
                     match stream.take_piece(&self.terms, piece) {
@@ -421,11 +441,15 @@ impl Producer {
             tracing::warn!(bucket = self.bucket.name(), vb = vb.0, "a stream ends: {why}");
             return self.end_stream(number, EndReason::BackfillFailed, out);
         }
-        if stream.is_at_a_pause() {
+        let rests = stream.may_rest();
+        if !rests && stream.is_at_a_pause() {
             // The next snapshot is somebody else's.
             self.ready.rotate_left(1);
         }
         self.charge(out.len() - before);
+        if rests {
+            self.unready(number);
+        }
     }
 
     /// Has the receiver of a vBucket that moves become something else. It takes our histories along, and the chains.
@@ -479,11 +503,28 @@ impl Producer {
     /// One that waits for its turn at the file has nothing to say before.
     fn make_ready(&mut self, number: StreamNumber) {
         if let Some(stream) = self.streams.get_mut(&number)
-            && stream.place == Place::Nowhere
+            && matches!(stream.place, Place::Nowhere | Place::Deferred)
         {
             stream.place = Place::Ready;
             self.ready.push_back(number);
         }
+    }
+
+    fn defer(&mut self, number: StreamNumber, now: Duration) {
+        if let Some(stream) = self.streams.get_mut(&number)
+            && stream.place == Place::Nowhere
+        {
+            stream.place = Place::Deferred;
+            self.deferred.push(number);
+            self.deferred_until.get_or_insert(now + COMPANY_PAUSE);
+        }
+    }
+
+    fn end_deferral(&mut self) {
+        self.deferred_until = None;
+        let mut deferred = std::mem::take(&mut self.deferred);
+        deferred.drain(..).for_each(|number| self.make_ready(number));
+        self.deferred = deferred;
     }
 
     fn queue_up(&mut self, number: StreamNumber) {

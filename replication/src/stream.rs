@@ -90,6 +90,8 @@ pub(crate) enum Step {
 pub(crate) enum Place {
     Nowhere,
     Ready,
+    /// Of those that have something which can wait for company.
+    Deferred,
     /// Of those that wait for their turn at the file.
     InLine,
 }
@@ -137,9 +139,10 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub fn new(plan: Plan, bucket: &Arc<Bucket>, inbox: &Arc<Inbox>) -> Stream {
+    /// `is_patient`: what nobody waits for may come a little later.
+    pub fn new(plan: Plan, bucket: &Arc<Bucket>, inbox: &Arc<Inbox>, is_patient: bool) -> Stream {
         let face = Arc::new(StreamFace::new(plan.vb, plan.start, plan.end));
-        let bell = Arc::new(StreamBell::new(plan.number, Arc::clone(inbox)));
+        let bell = Arc::new(StreamBell::new(plan.number, Arc::clone(inbox), is_patient));
         DCP_STREAMS.add(1);
         DCP_BACKFILLS.add(1);
         let stream = Stream {
@@ -361,6 +364,15 @@ impl Stream {
     /// Whether nothing is left of the snapshot that was begun, as far as it is here.
     pub fn is_at_a_pause(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// Whether there is nothing more to do for it until its bell rings.
+    pub fn may_rest(&self) -> bool {
+        let rests = self.is_at_a_pause() && self.has_nothing_new() && self.read < self.plan.end;
+        if rests {
+            self.face.note_sent(self.read, 0);
+        }
+        rests
     }
 
     /// Whether it reads the file, or has what it read.

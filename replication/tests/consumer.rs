@@ -6,6 +6,7 @@ mod common;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::*;
 use engine::{OpResult, Outcome, Ticket, Waiter};
@@ -23,11 +24,14 @@ struct Pair {
     link: Option<Link>,
     /// Messages that reached the replica.
     delivered: usize,
+    /// The active says that it is at it while it hears the replica, as a front end does.
+    attends: bool,
 }
 
 struct Link {
     producer: Option<Producer>,
     consumer: Following,
+    bedside: Arc<Bedside>,
     /// Frames on their way to the replica.
     under_way: VecDeque<Vec<u8>>,
 }
@@ -57,15 +61,16 @@ impl Pair {
         let chain = |names: [&str; 2]| vec![names.map(|name| Some(name.to_owned())).to_vec()];
         a.bucket.set_vb_state(VB, VbState::Active, Some(chain(["a", "b"]))).expect("a role");
         b.bucket.set_vb_state(VB, VbState::Replica, None).expect("a role");
-        Pair { a, b, replica: "b", link: None, delivered: 0 }
+        Pair { a, b, replica: "b", link: None, delivered: 0, attends: false }
     }
 
     fn connect(&mut self) {
         let face = Arc::new(ConsumerFace::default());
         let wake = Arc::new(Bedside::default());
+        let bedside = Arc::clone(&wake);
         let mut consumer = Following::open(&self.b.bucket, self.replica, wake, face, self.b.now());
         consumer.want(&BTreeSet::from([VB]));
-        self.link = Some(Link { producer: None, consumer, under_way: VecDeque::new() });
+        self.link = Some(Link { producer: None, consumer, bedside, under_way: VecDeque::new() });
     }
 
     /// Lets both ends do what they can without another message reaching the replica.
@@ -73,6 +78,9 @@ impl Pair {
         let Some(link) = &mut self.link else { return };
         link.consumer.turn(self.b.now()).expect("the peer is there");
         let said = std::mem::take(link.consumer.output());
+        if let Some(producer) = link.producer.as_mut().filter(|_| self.attends) {
+            producer.attend();
+        }
         for bytes in frames(&said) {
             hear(&self.a, self.replica, link, &frame(bytes));
         }
@@ -89,7 +97,7 @@ impl Pair {
         let Some(link) = &mut self.link else { return false };
         let Some(bytes) = link.under_way.pop_front() else { return false };
         self.delivered += 1;
-        let taken = link.consumer.receive(&bytes, self.b.now()).expect("it makes sense");
+        let taken = link.consumer.receive(&bytes, self.b.now(), false).expect("it makes sense");
         assert!(taken == bytes.len() || link.consumer.is_full());
         true
     }
@@ -394,7 +402,7 @@ fn a_takeover_may_be_cut_before_any_message() {
         assert_eq!(pair.states(), [VbState::Dead, VbState::Active], "cut {cut}");
         assert_eq!(pair.b.bucket.vbucket(VB).expect("a vBucket").log.record().topology, [Pair::two_chains().remove(1)]);
         // The other way round: what was under way is committed once the other has it.
-        let mut back = Pair { a: pair.b, b: pair.a, replica: "a", link: None, delivered: 0 };
+        let mut back = Pair { a: pair.b, b: pair.a, replica: "a", link: None, delivered: 0, attends: false };
         back.b.bucket.set_vb_state(VB, VbState::Replica, None).expect("a role");
         back.connect();
         back.settle();
@@ -434,13 +442,62 @@ fn a_takeover_that_was_called_off_does_not_happen_later() {
     assert!(again.0.lock().unwrap().take().expect("told").is_err(), "another role ends it too");
 }
 
+/// Goal: between a prepare that comes and the word that it is on disk nobody has to be woken. Method: two prepares, of which the
+/// first comes while there is more to read; nothing runs but what the link does itself.
+#[test]
+fn who_has_nothing_more_to_read_puts_on_disk_what_came_and_says_so() {
+    let mut pair = Pair::of(World::logged(), World::logged());
+    pair.connect();
+    pair.settle();
+    for (key, leads) in [("a", false), ("b", true)] {
+        pair.a.set_durably(key, "v");
+        pair.turn();
+        let link = pair.link.as_mut().expect("connected");
+        let bytes: Vec<u8> = link.under_way.drain(..).flatten().collect();
+        let (now, wakes) = (pair.b.now(), link.bedside.wakes());
+        assert_eq!(link.consumer.receive(&bytes, now, leads).expect("it makes sense"), bytes.len());
+        link.consumer.turn(now).expect("the peer is there");
+        let said = link.consumer.output().clone();
+        let acks = frames(&said).into_iter().filter(|bytes| frame(bytes).header.opcode == Opcode::DcpSeqnoAck as u8);
+        assert_eq!((acks.count(), link.bedside.wakes()), (usize::from(leads), wakes), "{key}");
+        assert!(link.consumer.may_sleep());
+        pair.settle();
+    }
+    assert_eq!(pair.b.high(), pair.a.high());
+    pair.assert_same();
+}
+
+/// Goal: an outcome, which nobody waits for, goes along with what somebody waits for, and by itself before long. Method: a
+/// producer whose owner is at it when the outcome comes.
+#[test]
+fn an_outcome_goes_with_the_next_change_or_by_itself_after_a_pause() {
+    let mut pair = Pair { attends: true, ..Pair::new() };
+    pair.connect();
+    pair.settle();
+    let behind = |pair: &Pair| pair.a.high().0 - pair.b.high().0;
+    pair.a.set_durably("a", "1");
+    pair.settle();
+    assert_eq!((pair.a.bucket.vbucket(VB).expect("a vBucket").sync_writes(), behind(&pair)), (0, 1));
+    pair.a.set_durably("a", "2");
+    pair.turn();
+    pair.deliver();
+    pair.settle();
+    assert_eq!((pair.a.high(), behind(&pair)), (Seqno(4), 1), "the first outcome went along");
+    let deadline = pair.link.as_ref().and_then(|link| link.producer.as_ref()?.deadline()).expect("it has one");
+    assert_eq!(deadline, pair.a.now() + Duration::from_millis(10));
+    pair.a.stepper.advance(Duration::from_millis(10));
+    pair.settle();
+    assert_eq!(behind(&pair), 0);
+    pair.assert_same();
+}
+
 impl Pair {
     /// As [`Pair::deliver`], but what is not taken is handed over again.
     fn retry(&mut self) -> bool {
         self.turn();
         let Some(link) = &mut self.link else { return false };
         let Some(bytes) = link.under_way.pop_front() else { return false };
-        if link.consumer.receive(&bytes, self.b.now()).expect("it makes sense") == 0 {
+        if link.consumer.receive(&bytes, self.b.now(), false).expect("it makes sense") == 0 {
             link.under_way.push_front(bytes);
         }
         true

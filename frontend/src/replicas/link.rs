@@ -213,11 +213,12 @@ impl Follower {
                 self.desk.obey(&mut consumer);
             }
             let now = self.caller.now();
-            consumer.turn(now)?;
-            let taken = consumer.receive(&wire.input, now)?;
+            let taken = consumer.receive(&wire.input, now, wire.is_drained())?;
             wire.input.drain(..taken);
+            consumer.turn(now)?;
             wire.output.append(consumer.output());
-            self.caller.pump(&mut wire, consumer.deadline(), !consumer.is_full())?;
+            let until = if consumer.may_sleep() { consumer.deadline() } else { now };
+            self.caller.pump(&mut wire, until, !consumer.is_full())?;
         }
     }
 }

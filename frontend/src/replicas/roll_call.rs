@@ -147,9 +147,16 @@ impl Asker {
     fn resolve(&mut self, shared: &Arc<Shared>, name: &str, mut newer: Option<Map>) -> Result<(), Failure> {
         let Some(bucket) = shared.engine.bucket(name) else { return Ok(()) };
         loop {
-            let Some((map, Some(this))) = shared.cluster.map_of(name) else {
-                bucket.release();
-                return Ok(());
+            let (map, this) = match shared.cluster.map_of(name) {
+                Some((map, Some(this))) => (map, this),
+                out => {
+                    if let Some((map, _)) = out {
+                        // The map is on disk as soon as it counts; what a crash kept from being on disk goes by it.
+                        give_up_what_is_not_ours(&bucket, &map, None);
+                    }
+                    bucket.release();
+                    return Ok(());
+                }
             };
             if newer.as_ref().is_none_or(|newer| newer.revision <= map.revision) {
                 newer = self.ask_others(&map, this)?;

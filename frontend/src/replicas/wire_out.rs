@@ -54,6 +54,11 @@ impl WireOut {
         self.stream.set_nodelay(true)
     }
 
+    /// As far as is known, the peer has sent nothing that was not read.
+    pub fn is_drained(&self) -> bool {
+        !self.is_readable
+    }
+
     /// Sends what there is, and returns as soon as something was read, somebody has woken the poll, or it is `until`. Does not
     /// read unless `reads`: the peer then stops by itself.
     ///

@@ -11,7 +11,7 @@ use engine::{
 };
 use env::Env;
 use env::sim::Sim;
-use persist::{BucketSpec, Store};
+use persist::{BucketSpec, LogDriver, LogOptions, Store};
 use replication::{Producer, Pulled, Refusal, Registry, Wake};
 use scheduler::{Order, Stepper};
 use types::{BucketUuid, Cas, Datatype, KeyBuf, Level, Seqno, VbId, VbUuid};
@@ -56,11 +56,21 @@ impl World {
     }
 
     pub fn with(spec: BucketSpec) -> World {
+        World::open(spec, None)
+    }
+
+    /// With a commit log.
+    pub fn logged() -> World {
+        let (segment_bytes, bytes_max, driver) = (16 << 10, 48 << 10, LogDriver::Task);
+        World::open(spec(), Some(LogOptions { segment_bytes, bytes_max, driver, ..LogOptions::default() }))
+    }
+
+    fn open(spec: BucketSpec, commit_log: Option<LogOptions>) -> World {
         let (_, sim) = env::sim::env(7);
         let env = sim.env();
         let stepper = Stepper::new(&sim.clock, Order::InTurn);
         let pools = stepper.pools();
-        let options = persist::Options { writers: 1, readers: 1, ..persist::Options::default() };
+        let options = persist::Options { writers: 1, readers: 1, commit_log, ..persist::Options::default() };
         let store = Store::open(&env, &pools, Path::new("/data"), options).expect("opens");
         let engine = Engine::new(&env, &pools, store, Options::default());
         engine.warm_up().expect("warms up");
