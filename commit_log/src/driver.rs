@@ -30,26 +30,6 @@ pub enum Driver {
 pub(crate) struct Running {
     leader: Leader,
     preparer: TaskHandle,
-    guests: Bay<Guests>,
-}
-
-/// Those who lead beside the driver.
-#[derive(Default)]
-struct Guests {
-    count: u32,
-    stopped: bool,
-}
-
-/// One of them, until it is dropped.
-struct Guest<'a>(&'a Running);
-
-impl Drop for Guest<'_> {
-    fn drop(&mut self) {
-        self.0.guests.change(|guests| {
-            guests.count -= 1;
-            ((), if guests.stopped { Wake::Everybody } else { Wake::Nobody })
-        });
-    }
 }
 
 enum Leader {
@@ -90,22 +70,8 @@ impl Running {
         self.preparer.wake();
     }
 
-    /// `None`: stopped.
-    fn admit(&self) -> Option<Guest<'_>> {
-        let is_in = self.guests.change(|guests| {
-            guests.count += u32::from(!guests.stopped);
-            (!guests.stopped, Wake::Nobody)
-        });
-        is_in.then(|| Guest(self))
-    }
-
-    /// When this returns, neither runs, and nobody leads beside them.
+    /// When this returns, neither runs.
     pub fn stop(&self) {
-        self.guests.change(|guests| {
-            guests.stopped = true;
-            ((), Wake::Nobody)
-        });
-        self.guests.wait(|guests| if guests.count == 0 { Look::Found(()) } else { Look::Nothing });
         self.preparer.cancel();
         match &self.leader {
             Leader::Task(task) => task.cancel(),
@@ -147,26 +113,10 @@ impl Log {
                 Leader::Thread { call, handle: Mutex::ranked(Rank::RunQueue, Some(handle)) }
             }
         };
-        let running = Running { leader, preparer, guests: Bay::new(Guests::default()) };
-        assert!(self.running.set(running).is_ok(), "a log is driven once");
+        assert!(self.running.set(Running { leader, preparer }).is_ok(), "a log is driven once");
         // What was submitted before saw no driver.
         self.wake_if_full();
         Ok(())
-    }
-
-    /// Makes durable what `submit` submits, and what waits beside it, on this thread: for one that may block and has nothing
-    /// better to do. If another one leads, that one does. What comes meanwhile is the driver's. Not for an [`Observer`]'s calls.
-    ///
-    /// [`Observer`]: crate::Observer
-    pub fn lead_beside(&self, submit: impl FnOnce()) {
-        let Some((running, _guest)) = self.running.get().and_then(|running| Some((running, running.admit()?))) else {
-            return submit();
-        };
-        match self.lead_with(submit) {
-            Lead::More | Lead::Full => running.wake(),
-            Lead::Later => running.wake_later(),
-            Lead::Idle | Lead::Busy | Lead::Stopped => {}
-        }
     }
 }
 

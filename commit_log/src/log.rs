@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use changelog::{Snapshots, VbRecord};
 use env::Env;
+use scheduler::park::{Bay, Look, Wake};
 use types::rank::Rank;
 use types::{BucketUuid, Item, Seqno, VbId};
 
@@ -20,7 +21,7 @@ use crate::recovery::{self, Opened, Replayed};
 use crate::segment::{self, Pace, Trouble};
 use crate::space::{Key, Mark, Space};
 use crate::stats::{self, LogStats};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, MutexGuard};
 use crate::way::{self, Medians, Way};
 use crate::writer::Writer;
 
@@ -84,7 +85,7 @@ pub enum Lead {
     Idle,
     /// A batch was made durable, and more has come meanwhile.
     More,
-    /// Nothing waits, but something was promised: lead again after a pause.
+    /// Nothing waits that nobody sees to, but something was promised: lead again after a pause.
     Later,
     /// Another thread leads; it will see all that was submitted before this call.
     Busy,
@@ -125,6 +126,7 @@ pub struct Holder {
 ///    the writer, and wakes the driver. There is no third order.
 /// 4. After a failed sync or write nothing is written, and nothing is told as durable.
 /// 5. No lock is held across I/O. The queue's and the space's lock are never held together.
+/// 6. A guest ([`Log::lead_here`]) leads once. What is left then, and what was promised meanwhile, the driver has been told of.
 pub struct Log {
     env: Env,
     dir: PathBuf,
@@ -134,6 +136,7 @@ pub struct Log {
     space: Mutex<Space>,
     observer: OnceLock<Arc<dyn Observer>>,
     pub(crate) running: OnceLock<Running>,
+    guests: Bay<Guests>,
     active_bytes: AtomicU64,
     /// A [`Way`]: how segments are written from here on.
     way: AtomicU8,
@@ -149,13 +152,20 @@ thread_local! {
 #[derive(Default)]
 struct Counts {
     syncs: AtomicU64,
-    submits: AtomicU64,
     records: AtomicU64,
     bytes: AtomicU64,
 }
 
+/// Threads that lead though that is not what they are for.
+#[derive(Default)]
+struct Guests {
+    leading: u32,
+    are_barred: bool,
+}
+
 struct Queue {
     waiting: Batch,
+    submits: u64,
     /// On the monotonic clock.
     waiting_since: Duration,
     /// When the oldest promise was made that nobody was asked to keep yet, on the monotonic clock.
@@ -164,12 +174,21 @@ struct Queue {
     spare: Batch,
     /// Gone while somebody leads.
     writer: Option<Box<Writer>>,
+    /// Who leads will not come back.
+    is_guest_leading: bool,
     /// What was taken last needs room. Nothing more is taken.
     full: Option<Arc<str>>,
     poisoned: Option<Arc<str>>,
     /// Nothing is taken, for now.
     held: bool,
     closed: bool,
+}
+
+impl Queue {
+    fn give_back(&mut self, writer: Box<Writer>) {
+        self.writer = Some(writer);
+        self.is_guest_leading = false;
+    }
 }
 
 /// Why leading stops before everything is durable.
@@ -233,10 +252,12 @@ impl Log {
         let writer = Writer::new(active, active_marks, at, tail, prev, life);
         let queue = Queue {
             waiting: Batch::default(),
+            submits: 0,
             waiting_since: Duration::ZERO,
             promised_at: None,
             spare: Batch::default(),
             writer: Some(Box::new(writer)),
+            is_guest_leading: false,
             full: None,
             poisoned: None,
             held: false,
@@ -251,6 +272,7 @@ impl Log {
             space: Mutex::ranked(Rank::CommitQueue, space),
             observer: OnceLock::new(),
             running: OnceLock::new(),
+            guests: Bay::new(Guests::default()),
             active_bytes: AtomicU64::new(at),
             way: AtomicU8::new(way as u8),
             medians: OnceLock::new(),
@@ -265,15 +287,21 @@ impl Log {
 
     /// Adds changes to what waits. Does no I/O and does not wait. All of a submission is taken, or none.
     pub fn submit(&self, submission: &Submission<'_>) -> Result<(), LogError> {
+        if self.deposit(submission)? {
+            self.call();
+        }
+        Ok(())
+    }
+
+    /// As [`Log::submit`], and wakes nobody. True: nobody leads who would see it, so [`Log::call`] or [`Log::lead_here`] is to
+    /// follow, once for however many were deposited.
+    pub fn deposit(&self, submission: &Submission<'_>) -> Result<bool, LogError> {
         let mut batch = SCRATCH.take();
         let outcome = batch.put(submission, self.body_bytes_max()).and_then(|()| self.enqueue(&mut batch));
         batch.clear();
         batch.rest();
         SCRATCH.set(batch);
-        if outcome? {
-            self.wake();
-        }
-        Ok(())
+        outcome
     }
 
     /// Whether nobody leads who would see it.
@@ -295,9 +323,9 @@ impl Log {
             queue.waiting_since = self.env.clock.monotonic();
         }
         queue.waiting.append(batch);
+        queue.submits += 1;
         let nobody_leads = queue.writer.is_some();
         drop(queue);
-        self.counts.submits.fetch_add(1, Relaxed);
         stats::SUBMITS.inc();
         Ok(nobody_leads)
     }
@@ -310,9 +338,9 @@ impl Log {
             return;
         }
         queue.promised_at = Some(self.env.clock.monotonic());
-        let nobody_leads = queue.writer.is_some();
+        let nobody_will_look = queue.writer.is_some() || queue.is_guest_leading;
         drop(queue);
-        if nobody_leads {
+        if nobody_will_look {
             self.wake_later();
         }
     }
@@ -327,32 +355,63 @@ impl Log {
         }
     }
 
-    /// Takes all that waits, makes it durable, tells the observer. For a thread that may block. Call again on [`Lead::More`].
+    /// Takes all that waits, makes it durable, tells the observer. For a thread that may block; the driver's, or one that
+    /// has submitted and has nothing better to do. Call again on [`Lead::More`].
     pub fn lead(&self) -> Lead {
-        self.lead_with(|| ())
-    }
-
-    /// [`Log::lead`], with what `submit` submits: nobody is woken for that, as long as nobody else leads.
-    pub(crate) fn lead_with(&self, submit: impl FnOnce()) -> Lead {
-        let writer = self.take_writer();
-        submit();
         self.gather();
-        let mut writer = match writer {
-            Ok(writer) => writer,
-            Err(why_not) => return why_not,
-        };
         let mut queue = self.queue.lock();
-        if let Some(reason) = queue.poisoned.clone() {
-            drop(queue);
-            self.tell_poisoned(&reason);
+        if queue.poisoned.is_some() {
             return Lead::Stopped;
         }
+        match queue.writer.take() {
+            Some(writer) => self.lead_with(writer, queue),
+            // It may be a guest, who keeps no promises.
+            None if queue.promised_at.is_some() => Lead::Later,
+            None => Lead::Busy,
+        }
+    }
+
+    /// Leads once, for a thread that has deposited changes and could only wait for them: that saves two hand-overs between
+    /// threads. If somebody leads already, or it would take more than one write, the driver does it.
+    pub fn lead_here(&self) {
+        let may_lead = self.guests.change(|guests| {
+            guests.leading += u32::from(!guests.are_barred);
+            (!guests.are_barred, Wake::Nobody)
+        });
+        if !may_lead {
+            return self.call();
+        }
+        let lead = self.lead_as_guest();
+        self.guests.change(|guests| {
+            guests.leading -= 1;
+            ((), Wake::Everybody)
+        });
+        if matches!(lead, Lead::More | Lead::Full) {
+            self.call();
+        }
+    }
+
+    fn lead_as_guest(&self) -> Lead {
+        let mut queue = self.queue.lock();
+        if queue.poisoned.is_some() {
+            return Lead::Stopped;
+        }
+        let Some(writer) = &queue.writer else { return Lead::Busy };
+        if !writer.takes_in_one(&queue.waiting) {
+            return Lead::More;
+        }
+        let writer = queue.writer.take().expect("just seen");
+        queue.is_guest_leading = true;
+        self.lead_with(writer, queue)
+    }
+
+    fn lead_with(&self, mut writer: Box<Writer>, mut queue: MutexGuard<'_, Queue>) -> Lead {
         if writer.batch.is_empty() {
             if queue.waiting.is_empty() {
                 writer.rest();
                 queue.spare.rest();
                 queue.waiting.rest();
-                queue.writer = Some(writer);
+                queue.give_back(writer);
                 return match queue.closed {
                     true => Lead::Stopped,
                     false if queue.promised_at.is_some() => Lead::Later,
@@ -378,7 +437,7 @@ impl Log {
             self.tell_poisoned(&reason);
             return Lead::Stopped;
         }
-        queue.writer = Some(writer);
+        queue.give_back(writer);
         match halt {
             None if !queue.waiting.is_empty() => Lead::More,
             None if queue.promised_at.is_some() => Lead::Later,
@@ -396,14 +455,6 @@ impl Log {
                 Lead::Full
             }
             Some(_) => Lead::Full,
-        }
-    }
-
-    fn take_writer(&self) -> Result<Box<Writer>, Lead> {
-        let mut queue = self.queue.lock();
-        match queue.poisoned {
-            Some(_) => Err(Lead::Stopped),
-            None => queue.writer.take().ok_or(Lead::Busy),
         }
     }
 
@@ -489,7 +540,7 @@ impl Log {
     pub fn prepare_next(&self) -> Result<(), LogError> {
         let prepared = self.prepare();
         // It may wait for just this.
-        self.wake();
+        self.call();
         match prepared.map_err(Halt::from) {
             Ok(_) | Err(Halt::Soon) => Ok(()),
             Err(Halt::Poison(reason)) => {
@@ -609,7 +660,7 @@ impl Log {
             Err(Trouble::NoRoom(_) | Trouble::DiskFull(_)) => {}
         }
         // The leader may wait for just this segment.
-        self.wake();
+        self.call();
         Ok(())
     }
 
@@ -654,7 +705,7 @@ impl Log {
             way: self.way().name(),
             way_medians: self.medians.get().map(Medians::to_string).unwrap_or_default(),
             syncs: self.counts.syncs.load(Relaxed),
-            submits: self.counts.submits.load(Relaxed),
+            submits: queue.submits,
             records: self.counts.records.load(Relaxed),
             bytes: self.counts.bytes.load(Relaxed),
             waiting_bytes: queue.waiting.bytes.len() as u64,
@@ -681,6 +732,11 @@ impl Log {
         if let Some(running) = self.running.get() {
             running.stop();
         }
+        self.guests.change(|guests| {
+            guests.are_barred = true;
+            ((), Wake::Nobody)
+        });
+        self.guests.wait(|guests| if guests.leading == 0 { Look::Found(()) } else { Look::Nothing });
     }
 
     /// Takes no more, makes durable what waits, and marks the end, so that the next start can tell a torn end from a damaged
@@ -729,7 +785,8 @@ impl Log {
         }
     }
 
-    fn wake(&self) {
+    /// Wakes who leads.
+    pub fn call(&self) {
         if let Some(running) = self.running.get() {
             running.wake();
         }
@@ -738,7 +795,7 @@ impl Log {
     /// After something that may have made room.
     pub(crate) fn wake_if_full(&self) {
         self.wake_preparer();
-        self.wake();
+        self.call();
     }
 
     fn wake_later(&self) {

@@ -3,11 +3,12 @@
 #[cfg(not(shuttle))]
 mod chosen {
     pub use std::thread;
-    pub use types::rank::Mutex;
+    pub use types::rank::{Mutex, MutexGuard};
 }
 
 #[cfg(shuttle)]
 mod chosen {
+    pub use shuttle::sync::MutexGuard;
     pub use shuttle::thread;
     use types::rank::Rank;
 
@@ -18,7 +19,7 @@ mod chosen {
             Mutex(shuttle::sync::Mutex::new(value))
         }
 
-        pub fn lock(&self) -> shuttle::sync::MutexGuard<'_, T> {
+        pub fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().expect("nothing panics under this lock")
         }
     }

@@ -74,6 +74,11 @@ impl Writer {
         }
     }
 
+    /// Nothing is left from before, and all of `waiting` fits in the segment.
+    pub fn takes_in_one(&self, waiting: &Batch) -> bool {
+        self.batch.is_empty() && self.at + waiting.bytes.len() as u64 <= self.segment.header.segment_bytes
+    }
+
     /// How many of the records that are left fit in the segment: count and bytes.
     pub fn fitting(&self) -> (usize, usize) {
         let room = (self.segment.header.segment_bytes - self.at) as usize;

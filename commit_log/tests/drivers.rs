@@ -14,7 +14,7 @@ use env::sim;
 use rig::{DIR, Truth, World, item, key, open, small};
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Order, PoolConfig, Pools, Stepper, Stop};
-use types::{BucketUuid, Seqno, VbId};
+use types::{BucketUuid, Item, Seqno, VbId};
 
 #[test]
 fn a_task_makes_durable_what_is_submitted_and_room_brings_it_back() {
@@ -147,6 +147,19 @@ fn a_full_disk_is_looked_at_again_after_a_pause_and_not_before() {
 /// How far each vBucket is durable, for those who wait for it.
 struct Waiters(Bay<BTreeMap<u16, u64>>);
 
+impl Waiters {
+    fn wait(&self, vb: u16, seqno: u64) {
+        self.0.wait(|marks| match marks.get(&vb).is_some_and(|durable| *durable >= seqno) {
+            true => Look::Found(()),
+            false => Look::Nothing,
+        });
+    }
+}
+
+fn submission(vb: u16, seqno: u64, items: &[Item]) -> Submission<'_> {
+    Submission { bucket: BucketUuid(1), vb: VbId(vb), items, last: Seqno(seqno), record: None, past: None }
+}
+
 impl Observer for Waiters {
     fn durable(&self, batch: &[Synced]) {
         self.0.change(|marks| {
@@ -177,22 +190,11 @@ fn storm(env: &env::Env, dir: &Path, driver: Option<Driver>, threads: u16, round
             scope.spawn(move || {
                 start.wait();
                 for seqno in 1..=rounds {
-                    let submission = Submission {
-                        bucket: BucketUuid(1),
-                        vb: VbId(vb),
-                        items: &[item(seqno, 1, 20)],
-                        last: Seqno(seqno),
-                        record: None,
-                        past: None,
-                    };
-                    log.submit(&submission).unwrap();
+                    log.submit(&submission(vb, seqno, &[item(seqno, 1, 20)])).unwrap();
                     if driver.is_none() {
                         while log.lead() == Lead::More {}
                     }
-                    waiters.0.wait(|marks| match marks.get(&vb).is_some_and(|durable| *durable >= seqno) {
-                        true => Look::Found(()),
-                        false => Look::Nothing,
-                    });
+                    waiters.wait(vb, seqno);
                     if seqno % 16 == 0 {
                         log.release(
                             key(1, vb),
@@ -237,6 +239,75 @@ fn threads_on_real_files_share_syncs() {
         let (syncs, submits) = storm(&env::os::env(), &dir.path().join("log"), driver, 8, 60);
         assert!(syncs < submits, "{driver:?}: {syncs} syncs for {submits} submissions");
     }
+}
+
+/// Goal: a guest leads when one write does it, and leaves to the driver what takes a new segment. Method: nobody drives, so what the
+/// guest does not do is not done.
+#[test]
+fn a_guest_leads_once_and_never_begins_a_segment() {
+    let (env, _) = sim::env(1);
+    let mut world = World::start(&env, small(), Truth::default()).unwrap();
+    let mut guests_writes = 0;
+    for seqno in 1..=100 {
+        world.submit(key(1, 1), 1, 900, false).unwrap();
+        world.log.lead_here();
+        if world.told.mark(key(1, 1)).seqno.0 == seqno {
+            guests_writes += 1;
+            continue;
+        }
+        assert_eq!(world.lead(), Lead::Idle, "the segment is full");
+        assert_eq!(world.told.mark(key(1, 1)).seqno.0, seqno);
+        world.file(key(1, 1));
+    }
+    assert_eq!(world.log.stats().syncs, 100);
+    assert!((85..100).contains(&guests_writes), "{guests_writes}");
+    world.log.close().unwrap();
+    world.log.lead_here();
+}
+
+/// Promises a change of vBucket 1 whenever one of vBucket 0 has become durable, and submits what was promised.
+struct Promising {
+    log: Weak<Log>,
+    waiters: Waiters,
+    promised: AtomicU64,
+}
+
+impl Observer for Promising {
+    fn durable(&self, batch: &[Synced]) {
+        if batch.iter().any(|synced| synced.key.vb == VbId(0)) {
+            self.log.upgrade().unwrap().promise();
+        }
+        self.waiters.durable(batch);
+    }
+    fn poisoned(&self, reason: &str) {
+        panic!("{reason}");
+    }
+    fn gather(&self) {
+        let seqno = self.promised.fetch_add(1, Ordering::Relaxed) + 1;
+        self.log.upgrade().unwrap().submit(&submission(1, seqno, &[item(seqno, 1, 20)])).unwrap();
+    }
+}
+
+/// Goal: what is promised while a guest leads is asked for. Method: the guest's own write makes the promise, and nothing else
+/// wakes the driver.
+#[test]
+fn a_promise_made_while_a_guest_leads_is_kept() {
+    let (env, dir) = (env::os::env(), tempfile::tempdir().unwrap());
+    let log = Log::open(&env, &dir.path().join("log"), small(), &mut |_| {}).unwrap();
+    let pools = Pools::start(&env, &PoolConfig { readers: 1, writers: 1, background: 1, compaction: 1, cpu: 1 });
+    let waiters = Waiters(Bay::new(BTreeMap::new()));
+    let promising = Arc::new(Promising { log: Arc::downgrade(&log), waiters, promised: AtomicU64::new(0) });
+    log.observe(promising.clone());
+    log.drive(&pools, Driver::Thread).unwrap();
+    for seqno in 1..=3 {
+        if log.deposit(&submission(0, seqno, &[item(seqno, 1, 20)])).unwrap() {
+            log.lead_here();
+        }
+        promising.waiters.wait(0, seqno);
+        promising.waiters.wait(1, seqno);
+    }
+    log.close().unwrap();
+    pools.shutdown(Stop::Drain);
 }
 
 #[test]

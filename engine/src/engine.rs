@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use env::Env;
-use persist::{BucketSpec, Damages, Drained, Store, StoreError};
+use persist::{BucketSpec, Damages, Drained, Store, StoreError, Turn};
 use scheduler::Pools;
 use types::rank::{Rank, RwLock};
 
@@ -111,6 +111,11 @@ impl Engine {
 
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// For a thread that serves many clients in turn.
+    pub fn begin_turn(&self) -> Turn<'_> {
+        self.store.begin_turn()
     }
 
     /// Durable when it returns.

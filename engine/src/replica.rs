@@ -219,10 +219,7 @@ impl Bucket {
     /// Has what was taken for these vBuckets made durable. `leads`: on this thread, if nobody else is at it, as it may block and has
     /// nothing better to do; not with a lock held.
     pub fn make_durable(&self, vbs: &[VbId], leads: bool) {
-        match leads {
-            true => self.store.make_durable(vbs),
-            false => vbs.iter().for_each(|vb| self.store.changed(*vb, Urgency::Durable)),
-        }
+        self.store.make_durable(vbs, leads);
     }
 
     fn admit_change(&self, vb: &VBucket, change: &Change<'_>) -> Result<(), ApplyError> {

@@ -6,7 +6,8 @@
 //!     socket ◀── output ◀── replies ◀────┴────────────┘
 //! ```
 //!
-//! Nothing here waits for anything but the poll. Events are edge-triggered: they say that a socket *became* ready, so
+//! Nothing here waits for anything but the poll, unless there is a single client, which waits for the disk anyway: see
+//! [`Worker::is_one_clients`]. Events are edge-triggered: they say that a socket *became* ready, so
 //! `readable` and `writable` are kept until a call says "would block". A connection that used up its turn goes to the
 //! end of the queue with its flags as they are; nothing is lost by that, and nobody starves behind a busy one.
 
@@ -52,6 +53,8 @@ const OUTPUT_SEND_LEN: usize = 256 << 10;
 /// How much a producer is asked for at a time, and how often in a turn.
 const FEED_LEN: usize = 256 << 10;
 const FEEDS_PER_TURN: usize = 4;
+/// Connections served until the commit log is woken for what they changed, if it sleeps.
+const TURNS_PER_CALL: usize = 32;
 /// Longest frame of a client that nobody knows yet; its memory is not to be had for the asking.
 const STRANGER_FRAME_LEN_MAX: usize = 1 << 20;
 /// Requests of one connection that may be under way together.
@@ -130,10 +133,12 @@ impl Worker {
     }
 
     pub fn run(mut self) {
+        let shared = self.shared.clone();
         let mut events = Events::with_capacity(1024);
         let mut letters = Vec::new();
         while self.draining.is_none() || self.open > 0 {
-            let patience = (!self.ready.is_empty()).then_some(Duration::ZERO);
+            let may_sleep = self.ready.is_empty() && self.mailbox.may_sleep();
+            let patience = (!may_sleep).then_some(Duration::ZERO);
             match self.poll.poll(&mut events, patience) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -148,15 +153,27 @@ impl Worker {
             for letter in letters.drain(..) {
                 self.open_letter(letter);
             }
+            let round = shared.engine.begin_turn();
             // Those that queue themselves again wait for the next round, after fresh events.
-            for _ in 0..self.ready.len() {
+            for served in 1..=self.ready.len() {
                 let Some(place) = self.ready.pop_front() else { break };
                 self.turn(place as usize);
+                if served % TURNS_PER_CALL == 0 {
+                    round.call();
+                }
             }
             if std::mem::take(&mut self.rang) {
                 self.keep_deadlines();
             }
+            if self.is_one_clients() {
+                round.wait();
+            }
         }
+    }
+
+    /// There is one connection, and it has nothing more to do before it gets an answer: nobody else is kept waiting.
+    fn is_one_clients(&self) -> bool {
+        self.open == 1 && self.ready.is_empty() && self.draining.is_none()
     }
 
     fn note(&mut self, event: &mio::event::Event) {
@@ -206,7 +223,7 @@ impl Worker {
     /// Replies to a request that had to wait. Whoever sent it may be gone, and another have its slot.
     fn finish(&mut self, ticket: Ticket, answer: Answer) {
         let slot = Slot { index: ticket.slot, generation: ticket.generation };
-        let (shared, mailbox) = (self.shared.clone(), self.mailbox.clone());
+        let (shared, mailbox) = (&self.shared, &self.mailbox);
         let Some(Some(connection)) = self.connections.get_mut(shared.table.place_of(slot)) else { return };
         let session = &mut connection.session;
         if session.slot != slot {
@@ -216,7 +233,7 @@ impl Worker {
         let call = session.in_flight.remove(at).call;
         session.info.in_flight.store(session.in_flight.len() as u32, Relaxed);
         let out = connection.output.tail(&mut self.lender);
-        Context { session, out, shared: &shared, mailbox: &mailbox, call }.answer_late(answer);
+        Context { session, out, shared, mailbox, call }.answer_late(answer);
         self.enqueue(slot);
     }
 

@@ -18,6 +18,7 @@ use crate::names;
 use crate::queue::Urgency;
 use crate::spec::BucketSpec;
 use crate::stats::BucketStoreStats;
+use crate::turn::Turn;
 use crate::vb::{Committed, Done, Home, Nudge, Vb};
 use crate::{codec, deletion, fetch, rollback};
 
@@ -234,12 +235,13 @@ impl BucketStore {
         self.home.shared.changed(self.vb(vb), urgency);
     }
 
-    /// The same of several vBuckets for whose changes somebody waits, by a thread that may block and has nothing better to do: it
-    /// makes them durable itself, if nobody else is at it. Not to be called with a lock held.
-    pub fn make_durable(&self, vbs: &[VbId]) {
-        let changed = || vbs.iter().map(|vb| self.vb(*vb));
-        if !self.home.shared.logger.lead(changed()) {
-            changed().for_each(|vb| self.home.shared.file(vb, Urgency::Durable));
+    /// The same of several vBuckets for whose changes somebody waits. `leads`: by a thread that may block and has nothing better to do,
+    /// so it makes them durable itself if nobody else is at it; not with a lock held.
+    pub fn make_durable(&self, vbs: &[VbId], leads: bool) {
+        let turn = Turn::begin(&self.home.shared.logger);
+        vbs.iter().for_each(|vb| self.changed(*vb, Urgency::Durable));
+        if leads {
+            turn.wait();
         }
     }
 

@@ -37,6 +37,7 @@ mod switch;
 mod sync;
 #[cfg(test)]
 mod testing;
+mod turn;
 mod vb;
 
 use std::time::Duration;
@@ -56,6 +57,7 @@ pub use queue::Urgency;
 pub use spec::{BucketSpec, Compression, Eviction, WriteRules};
 pub use stats::BucketStoreStats;
 pub use store::{Drained, Store};
+pub use turn::Turn;
 pub use vb::Nudge;
 
 /// What is in a commit log's directory, which no server is using. Changes nothing.

@@ -11,7 +11,7 @@
 //! it rides.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use types::{BucketUuid, Seqno};
 use crate::filer::Filer;
 use crate::queue::Urgency;
 use crate::shared::Shared;
+use crate::turn::{self, Desk};
 use crate::vb::{Attached, Vb};
 
 /// A submission takes no further change once it has this many bytes of them.
@@ -70,7 +71,7 @@ impl Records {
         self.submitted.back().or(self.logged.as_ref()).map(|(version, _)| *version)
     }
 
-    fn became_durable(&mut self, upto: u64) {
+    pub fn became_durable(&mut self, upto: u64) {
         while self.submitted.front().is_some_and(|(version, _)| *version <= upto) {
             let newer = self.submitted.pop_front();
             // What was submitted while a rollback began is void.
@@ -117,6 +118,8 @@ type Homes = HashMap<BucketUuid, Arc<[Arc<Vb>]>>;
 ///    new phase.
 pub(crate) struct Logger {
     log: RwLock<Option<Arc<Log>>>,
+    /// Grows with each change of `log`.
+    log_epoch: AtomicU64,
     homes: RwLock<Arc<Homes>>,
     pub filer: Filer,
     refused: Mutex<Vec<Arc<Vb>>>,
@@ -129,6 +132,7 @@ impl Logger {
     pub fn new() -> Logger {
         Logger {
             log: RwLock::ranked(Rank::FileCache, None),
+            log_epoch: AtomicU64::new(1),
             homes: RwLock::ranked(Rank::FileCache, Arc::default()),
             filer: Filer::new(),
             refused: Mutex::ranked(Rank::CommitQueue, Vec::new()),
@@ -153,7 +157,10 @@ impl Logger {
     }
 
     pub fn set_log(&self, log: Option<Arc<Log>>) {
-        let before = std::mem::replace(&mut *self.log.write(), log);
+        let mut here = self.log.write();
+        let before = std::mem::replace(&mut *here, log);
+        self.log_epoch.fetch_add(1, Ordering::Release);
+        drop(here);
         drop(before);
     }
 
@@ -167,7 +174,7 @@ impl Logger {
     pub fn look_at_all(&self) {
         self.gather();
         self.has_room();
-        self.everyone().iter().for_each(|vb| self.submit(vb));
+        self.submit_all(&self.everyone());
     }
 
     pub fn log(&self) -> Option<Arc<Log>> {
@@ -212,44 +219,46 @@ impl Logger {
         }
     }
 
-    /// The vBuckets have something new that somebody waits for. Makes it durable on this thread, unless another one is at it.
-    /// `false`: not with a log.
-    pub fn lead<'a>(&self, vbs: impl Iterator<Item = &'a Arc<Vb>>) -> bool {
-        let Some(log) = self.log().filter(|_| self.takes()) else { return false };
-        log.lead_beside(|| vbs.for_each(|vb| self.submit(vb)));
-        true
-    }
-
     fn promise(&self, vb: &Arc<Vb>) {
         let mut promised = self.promised.lock();
         promised.push(Arc::clone(vb));
         let is_first = promised.len() == 1;
         drop(promised);
-        match self.log().filter(|_| self.takes()) {
-            Some(log) if is_first => log.promise(),
-            Some(_) => {}
+        match self.takes() {
+            true if !is_first => {}
+            true => self.log().map_or_else(|| self.gather(), |log| log.promise()),
             // Nobody will ask for the list.
-            None => self.gather(),
+            false => self.gather(),
         }
     }
 
     /// Submits what was promised.
     fn gather(&self) {
         let promised = std::mem::take(&mut *self.promised.lock());
-        for vb in &promised {
-            // Before the look: whatever comes later is promised anew.
-            vb.is_promised.swap(false, Ordering::AcqRel);
-            self.submit(vb);
-        }
+        turn::with_desk(self, |desk| {
+            for vb in &promised {
+                // Before the look: whatever comes later is promised anew.
+                vb.is_promised.swap(false, Ordering::AcqRel);
+                self.submit_at(desk, vb);
+            }
+        });
+    }
+
+    fn submit_all(&self, vbs: &[Arc<Vb>]) {
+        turn::with_desk(self, |desk| vbs.iter().for_each(|vb| self.submit_at(desk, vb)));
     }
 
     fn submit(&self, vb: &Arc<Vb>) {
+        turn::with_desk(self, |desk| self.submit_at(desk, vb));
+    }
+
+    fn submit_at(&self, desk: &mut Desk, vb: &Arc<Vb>) {
         if vb.asks.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
         }
         let mut seen = 1;
         loop {
-            self.submit_for(vb);
+            self.submit_for(desk, vb);
             match vb.asks.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => break,
                 Err(now) => seen = now,
@@ -260,7 +269,17 @@ impl Logger {
         }
     }
 
-    fn submit_for(&self, vb: &Arc<Vb>) {
+    /// Sees that the desk has the log that there is.
+    fn refresh(&self, desk: &mut Desk) {
+        if desk.epoch == self.log_epoch.load(Ordering::Acquire) {
+            return;
+        }
+        desk.call();
+        let log = self.log.read();
+        (desk.log, desk.epoch) = (log.clone(), self.log_epoch.load(Ordering::Acquire));
+    }
+
+    fn submit_for(&self, desk: &mut Desk, vb: &Arc<Vb>) {
         let Some(attached) = vb.attached() else { return };
         let cursor = attached.log_cursor.lock().take();
         let cursor = match (self.phase(), cursor) {
@@ -271,21 +290,24 @@ impl Logger {
             }
             (_, cursor) => cursor,
         };
-        if let (Some(log), Some(cursor)) = (self.log(), &cursor) {
-            self.submit_from(cursor, vb, &attached, &log);
+        self.refresh(desk);
+        if let (Some(log), Some(cursor)) = (&desk.log, &cursor) {
+            desk.calls |= self.submit_from(cursor, vb, &attached, log);
         }
         *attached.log_cursor.lock() = cursor;
     }
 
-    fn submit_from(&self, cursor: &Cursor, vb: &Arc<Vb>, attached: &Attached, log: &Log) {
+    /// Whether the log's leader is to be called.
+    fn submit_from(&self, cursor: &Cursor, vb: &Arc<Vb>, attached: &Attached, log: &Log) -> bool {
+        let mut calls = false;
         while self.takes() && attached.log.marks.poisoned().is_none() && !vb.home.gone.load(Ordering::Acquire) {
             let slice = attached.log.read(cursor, SUBMISSION_BYTES_MAX);
             let submitted = attached.records.lock().submitted_version();
             let with_record = submitted != Some(slice.record_version);
             // As for a file: a record that was never changed waits for the first change.
-            let is_worth = slice.record_version > 0 || vb.committed().is_some();
-            if slice.is_empty() && !(with_record && is_worth) {
-                return;
+            let is_worth = || slice.record_version > 0 || vb.committed().is_some();
+            if slice.is_empty() && !(with_record && is_worth()) {
+                break;
             }
             if with_record {
                 let record = (slice.record_version, Arc::clone(&slice.record));
@@ -302,22 +324,28 @@ impl Logger {
                 record: with_record.then_some((&*slice.record, slice.record_version)),
                 past: (slice.is_given || rollbacks > 0).then_some(past),
             };
-            match log.submit(&submission) {
-                Ok(()) => {
+            match log.deposit(&submission) {
+                Ok(nobody_leads) => {
+                    calls |= nobody_leads;
                     attached.log.release(cursor, slice.last);
                     attached.submitted.store(slice.last.0, Ordering::Release);
                     let bytes: usize = slice.items.iter().map(|item| item.memory()).sum();
                     self.filer.add_bytes(vb, bytes as u64);
+                    // The slice was not cut short: who has something newer asks after that.
+                    if bytes < SUBMISSION_BYTES_MAX {
+                        break;
+                    }
                 }
                 Err(error) => {
                     if with_record {
                         attached.records.lock().submitted.pop_back();
                     }
                     self.refuse(vb, attached, log, &error);
-                    return;
+                    break;
                 }
             }
         }
+        calls
     }
 
     fn refuse(&self, vb: &Arc<Vb>, attached: &Attached, log: &Log, error: &LogError) {
@@ -341,7 +369,7 @@ impl Logger {
     fn has_room(&self) {
         self.is_full.store(false, Ordering::Release);
         let refused = std::mem::take(&mut *self.refused.lock());
-        refused.iter().for_each(|vb| self.submit(vb));
+        self.submit_all(&refused);
     }
 
     /// The vBucket's file holds everything up to here.
@@ -389,23 +417,21 @@ impl Logger {
 
     fn publish(&self, batch: &[Synced]) {
         let homes = Arc::clone(&self.homes.read());
-        let mut moved = Vec::with_capacity(batch.len());
+        // Most of a batch is of one bucket.
+        let mut home: Option<(BucketUuid, &[Arc<Vb>])> = None;
         for synced in batch {
-            let key = synced.key;
-            let Some(vb) = homes.get(&key.bucket).and_then(|vbs| vbs.get(usize::from(key.vb.0))) else { continue };
-            let Some(attached) = vb.attached() else { continue };
-            if let Some(version) = synced.record_version {
-                attached.records.lock().became_durable(version);
-            }
-            if vb.publish_durable(&attached, synced.seqno, synced.rollbacks) {
-                moved.push((vb, attached));
-            }
-        }
-        let is_leaving = self.phase() == Phase::Leaving;
-        for (vb, attached) in moved {
-            match is_leaving {
-                true => vb.home.shared.file(vb, Urgency::Durable),
-                false => self.filer.note(vb),
+            let Key { bucket, vb } = synced.key;
+            let vbs = match home {
+                Some((uuid, vbs)) if uuid == bucket => vbs,
+                _ => homes.get(&bucket).map_or(&[][..], |vbs| &vbs[..]),
+            };
+            home = Some((bucket, vbs));
+            let Some(vb) = vbs.get(usize::from(vb.0)) else { continue };
+            let Some(attached) = vb.publish_durable(synced) else { continue };
+            // After the mark: whoever changes the phase looks at it afterwards.
+            match self.phase() {
+                Phase::Leaving => vb.home.shared.file(vb, Urgency::Durable),
+                _ => self.filer.note(vb),
             }
             attached.nudge.marks_moved(vb.id);
         }

@@ -27,6 +27,7 @@ use crate::shared::Shared;
 use crate::spec::{BucketSpec, replace_file};
 use crate::stats::BucketCounters;
 use crate::sync::prove_files;
+use crate::turn::Turn;
 use crate::vb::{Attached, Home, Vb};
 use crate::{LogOptions, Options};
 
@@ -173,6 +174,11 @@ impl Store {
     /// full indeed.
     pub fn log_full(&self) -> bool {
         self.shared.logger.is_full()
+    }
+
+    /// Until the turn ends, what this thread changes is not synced for its own sake.
+    pub fn begin_turn(&self) -> Turn<'_> {
+        Turn::begin(&self.shared.logger)
     }
 
     /// `None` without a commit log.

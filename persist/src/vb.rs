@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use changelog::{Changelog, Cursor, VbRecord};
+use commit_log::Synced;
 use couchstore::{Couch, Mode, Snapshot};
 use env::{File, OpenMode};
 use types::rank::{Mutex, Rank, RwLock};
@@ -338,18 +339,24 @@ impl Vb {
         state.failures
     }
 
-    /// Publishes what the commit log made durable. False: the marks do not move any more.
-    pub fn publish_durable(&self, attached: &Attached, seqno: Seqno, rollbacks: u32) -> bool {
+    /// Publishes what the commit log made durable. `None`: there is nobody to tell, or the marks do not move any more.
+    pub fn publish_durable(&self, synced: &Synced) -> Option<Arc<Attached>> {
         let state = self.state.lock();
+        let attached = state.attached.as_ref()?;
+        if let Some(version) = synced.record_version {
+            attached.records.lock().became_durable(version);
+        }
         let marks = &attached.log.marks;
-        let moves = marks.poisoned().is_none();
+        if marks.poisoned().is_some() {
+            return None;
+        }
         // What was handed to the log before a rollback is void. A flush that needs no log any more may have overtaken the
         // last sync of the log.
-        let is_void = state.rollbacks() > rollbacks;
-        if moves && !is_void && marks.durable() < seqno {
-            marks.publish_durable(seqno);
+        let is_void = state.rollbacks() > synced.rollbacks;
+        if !is_void && marks.durable() < synced.seqno {
+            marks.publish_durable(synced.seqno);
         }
-        moves
+        Some(Arc::clone(attached))
     }
 
     /// Publishes what the file holds, which is durable by that.

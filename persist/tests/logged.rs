@@ -53,6 +53,36 @@ fn a_change_is_durable_after_one_sync_and_filed_when_it_has_come_of_age() {
     assert_eq!(node.stepper.next_deadline(), None, "an idle store has nothing to wake for");
 }
 
+/// Goal: a turn's changes are durable after it, however it ends, and not before it wakes the log. Method: a log driven by a task, which
+/// the stepper runs only when it was woken.
+#[test]
+fn what_a_thread_changes_in_a_turn_is_synced_once_when_the_turn_ends() {
+    let (sim, node) = started(Mode::Logged);
+    node.run();
+    let durable = |node: &Node| (0..rig::VBS).map(|vb| marks(node, vb).0).collect::<Vec<_>>();
+    let set_all = || (0..rig::VBS).for_each(|vb| drop(node.set(vb, "a", b"one")));
+    sim.storage.arm(FaultPlan::new());
+    let turn = node.store.begin_turn();
+    set_all();
+    node.run();
+    assert_eq!(durable(&node), [0; rig::VBS as usize], "nobody was woken");
+    turn.call();
+    node.run();
+    assert_eq!((durable(&node), sim.storage.count(Op::Sync)), (vec![1; rig::VBS.into()], 1));
+    set_all();
+    drop(turn);
+    node.run();
+    assert_eq!((durable(&node), sim.storage.count(Op::Sync)), (vec![2; rig::VBS.into()], 2));
+    let turn = node.store.begin_turn();
+    set_all();
+    turn.wait();
+    assert_eq!((durable(&node), sim.storage.count(Op::Sync)), (vec![3; rig::VBS.into()], 3), "by itself");
+    node.store.begin_turn().wait();
+    set_all();
+    node.run();
+    assert_eq!((durable(&node), sim.storage.count(Op::Sync)), (vec![4; rig::VBS.into()], 4), "no turn is left behind");
+}
+
 /// Many vBuckets that changed at one moment are filed over half the age, a few at a time, and none is late.
 #[test]
 fn what_changed_together_is_not_filed_all_at_once() {

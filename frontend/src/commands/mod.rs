@@ -202,8 +202,8 @@ impl<'c> Context<'c> {
         if key.collection().0 != 0 {
             return Err((Status::UnknownCollection, format!("no collection {:#x}", key.collection().0)));
         }
+        let ticket = self.ticket();
         let selected = self.bucket()?;
-        let bucket = selected.bucket.clone();
         // A client that got its bucket without asking knows of no vBuckets and says 0 for every key. It is to find the
         // same documents as one that does know.
         let vb = match request.vbucket {
@@ -222,9 +222,8 @@ impl<'c> Context<'c> {
             accepts: Datatype(self.session.features.datatypes()),
             op,
         };
-        let ticket = self.ticket();
         let mailbox = self.mailbox;
-        match bucket.execute(&asked, &|| Waiter::new(mailbox.clone(), ticket)) {
+        match selected.bucket.execute(&asked, &|| Waiter::new(mailbox.clone(), ticket)) {
             Outcome::Done(result) => self.answer(result),
             Outcome::Pending => self.wait(ticket, request.frames.barrier),
         }
