@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use env::Clock;
 use types::rank::{Mutex, Rank};
-use types::{Cas, HeldBy, Item, Seqno};
+use types::{Cas, HeldBy, Holders, Item, Seqno};
 
 use crate::follow::{Allowance, Follower, Followers};
 use crate::snapshot::{Snapshot, Snapshots};
@@ -78,6 +78,7 @@ pub enum NotTaken {
 ///    are as many as seqnos from `first` to `high`.
 /// 2. CAS values given out only grow, whatever the wall clock does.
 /// 3. An entry stays until every registered cursor has passed it *and said so* ([`Changelog::release`]).
+/// 4. A body that two entries share is counted once, until the later one goes.
 pub struct Changelog {
     inner: Mutex<Inner>,
     pub marks: Watermarks,
@@ -85,8 +86,8 @@ pub struct Changelog {
     alone_bytes: Arc<AtomicI64>,
 }
 
-/// What an entry takes beside the item.
-const ENTRY_BYTES: i64 = 8;
+/// What an entry takes beside the item's body.
+const ENTRY_BYTES: i64 = size_of::<Item>() as i64;
 
 /// Room for entries that an empty log keeps for the next.
 const ENTRIES_KEPT: usize = 32;
@@ -96,7 +97,6 @@ struct Inner {
     first: Seqno,
     high: Seqno,
     entries: VecDeque<Item>,
-    entries_bytes: usize,
     cas: Cas,
     cursors: Vec<Place>,
     cursors_made: u32,
@@ -122,7 +122,6 @@ impl Changelog {
             first: high.next(),
             high,
             entries: VecDeque::new(),
-            entries_bytes: 0,
             cas,
             cursors: Vec::new(),
             cursors_made: 0,
@@ -178,9 +177,8 @@ impl Changelog {
     }
 
     fn push(&self, inner: &mut Inner, item: &Item) {
-        inner.entries_bytes += item.memory();
-        item.enter(HeldBy::Log);
-        self.alone_bytes.fetch_add(item.memory() as i64 + ENTRY_BYTES, Relaxed);
+        let body_bytes = if item.enter(HeldBy::Log) == Holders::NOBODY { item.body().memory() as i64 } else { 0 };
+        self.alone_bytes.fetch_add(body_bytes + ENTRY_BYTES, Relaxed);
         inner.entries.push_back(item.clone());
         inner.high = item.seqno();
         if item.is_committed() {
@@ -245,7 +243,7 @@ impl Changelog {
     pub fn roll_back(&self, to: Seqno) {
         let mut inner = self.inner.lock();
         let dropped: Vec<_> = inner.entries.drain(..).collect();
-        (inner.first, inner.high, inner.entries_bytes) = (to.next(), to, 0);
+        (inner.first, inner.high) = (to.next(), to);
         inner.cursors.iter_mut().for_each(|place| (place.next, place.is_stale) = (to.next(), true));
         inner.snapshots = Snapshots::default();
         inner.followers.begin_anew(to.next());
@@ -365,14 +363,21 @@ impl Changelog {
     }
 
     fn uncount(&self, dropped: Vec<Item>) {
-        let alone = |item: Item| ENTRY_BYTES + if item.leave(HeldBy::Log) { 0 } else { item.memory() as i64 };
+        let alone = |item: Item| {
+            // The commit comes later, and takes the body with it.
+            let is_last = !item.has_shared_commit() && item.leave(HeldBy::Log) == Holders::only(HeldBy::Log);
+            ENTRY_BYTES + if is_last { item.body().memory() as i64 } else { 0 }
+        };
         self.alone_bytes.fetch_sub(dropped.into_iter().map(alone).sum(), Relaxed);
     }
 
-    /// Entries held for readers: count and bytes.
+    /// Entries held for readers: count, and bytes of their bodies. Looks at every one.
     pub fn backlog(&self) -> (usize, usize) {
         let inner = self.inner.lock();
-        (inner.entries.len(), inner.entries_bytes)
+        let first = inner.entries.front().map(Item::seqno);
+        let brings_body = |item: &&Item| item.shares_with().is_none_or(|prepared| Some(prepared) < first);
+        let bytes = inner.entries.iter().filter(brings_body).map(|item| item.body().memory()).sum();
+        (inner.entries.len(), bytes)
     }
 
     /// Each reader's name and the last seqno it released.
@@ -446,7 +451,6 @@ impl Inner {
         self.snapshots.drop_before(keep_from);
         let dropped: Vec<_> = self.entries.drain(..count).collect();
         self.first = keep_from;
-        self.entries_bytes -= dropped.iter().map(|item| item.memory()).sum::<usize>();
         // There are a thousand logs, and most are empty most of the time.
         if self.entries.is_empty() && self.entries.capacity() > ENTRIES_KEPT {
             self.entries = VecDeque::new();
@@ -461,7 +465,7 @@ mod tests {
     use crate::{FailoverEntry, FailoverTable};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
-    use types::{Datatype, KeyBuf, Kind, Meta, RevSeqno, VbState, VbUuid};
+    use types::{Datatype, KeyBuf, Kind, Level, Meta, RevSeqno, VbState, VbUuid};
 
     struct Wall(AtomicU64);
     impl Clock for Wall {
@@ -673,6 +677,43 @@ mod tests {
         assert_eq!((log.backlog().0, allowance.used_bytes() > 0), (4, true));
         log.unfollow(follower);
         assert_eq!((log.backlog(), allowance.used_bytes()), ((0, 0), 0));
+    }
+
+    #[test]
+    fn what_a_prepare_and_its_commit_share_is_counted_until_both_have_gone() {
+        let clock = Wall(AtomicU64::new(0));
+        let alone_bytes = Arc::new(AtomicI64::new(0));
+        let log = log().counted(Arc::clone(&alone_bytes));
+        let cursor = log.cursor("flusher", Seqno(10)).unwrap();
+        let prepare = || {
+            let key = KeyBuf::in_default_collection(b"k").unwrap();
+            log.append(&clock, |stamp| {
+                let meta = Meta { seqno: stamp.seqno, ..given(1).meta() };
+                Item::new(key.as_key(), meta, Kind::Prepare { level: Level::Majority }, Some(b"v"))
+            })
+        };
+        let commit = |prepare: &Item| {
+            let make = |stamp: Stamp| prepare.committed_as(stamp.seqno);
+            drop(log.append_with_cas(prepare.meta().cas, make).into_document());
+        };
+        let counted = || (alone_bytes.load(Ordering::Relaxed), log.backlog());
+        let first = prepare();
+        let body = first.body().memory();
+        commit(&first);
+        assert_eq!(counted(), (body as i64 + 32, (2, body)));
+        log.release(&cursor, Seqno(11));
+        assert_eq!(counted(), (body as i64 + 16, (1, body)));
+        log.release(&cursor, Seqno(12));
+        assert_eq!(counted(), (0, (0, 0)));
+        // Released before it is committed.
+        let second = prepare();
+        log.release(&cursor, Seqno(13));
+        assert_eq!(counted(), (0, (0, 0)));
+        commit(&second);
+        assert_eq!(counted(), (body as i64 + 16, (1, body)));
+        commit(&prepare());
+        log.roll_back(Seqno(10));
+        assert_eq!(counted(), (0, (0, 0)));
     }
 
     #[test]

@@ -6,10 +6,10 @@ use std::time::Duration;
 use scheduler::park::{Bay, Look, Wake};
 use scheduler::{Class, Context, Next, PoolKind, Pools, Task, TaskHandle};
 use types::rank::Rank;
+use types::sync::{Mutex, thread};
 
 use crate::LogError;
 use crate::log::{Lead, Log};
-use crate::sync::{Mutex, thread};
 
 /// While the disk is full, it is looked at again this often.
 const ROOM_PAUSE: Duration = Duration::from_millis(100);

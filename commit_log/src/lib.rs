@@ -56,7 +56,6 @@ mod space;
 pub mod stats;
 #[cfg(all(test, shuttle))]
 mod storms;
-mod sync;
 mod way;
 mod writer;
 

@@ -10,6 +10,7 @@ use changelog::{Snapshots, VbRecord};
 use env::Env;
 use scheduler::park::{Bay, Look, Wake};
 use types::rank::Rank;
+use types::sync::{Mutex, MutexGuard};
 use types::{BucketUuid, Item, Seqno, VbId};
 
 use crate::Options;
@@ -21,7 +22,6 @@ use crate::recovery::{self, Opened, Replayed};
 use crate::segment::{self, Pace, Trouble};
 use crate::space::{Key, Mark, Space};
 use crate::stats::{self, LogStats};
-use crate::sync::{Mutex, MutexGuard};
 use crate::way::{self, Medians, Way};
 use crate::writer::Writer;
 
@@ -737,6 +737,17 @@ impl Log {
             ((), Wake::Nobody)
         });
         self.guests.wait(|guests| if guests.leading == 0 { Look::Found(()) } else { Look::Nothing });
+    }
+
+    /// Takes no more, and forgets what waits: nothing is written from here on. Stops the driver.
+    pub fn abandon(&self) {
+        self.stop();
+        let mut queue = self.queue.lock();
+        queue.closed = true;
+        let waiting = std::mem::take(&mut queue.waiting);
+        queue.writer.iter_mut().for_each(|writer| writer.clear());
+        drop(queue);
+        drop(waiting);
     }
 
     /// Takes no more, makes durable what waits, and marks the end, so that the next start can tell a torn end from a damaged

@@ -58,6 +58,9 @@ impl File for SlowFile {
         self.clock.advance(Duration::from_micros(self.sync_us));
         self.file.sync()
     }
+    fn write_back(&self, at: u64, len: u64) -> io::Result<()> {
+        self.file.write_back(at, len)
+    }
 }
 
 impl Storage for Slow {

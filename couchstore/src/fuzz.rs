@@ -65,6 +65,9 @@ impl File for Frozen {
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }
+    fn write_back(&self, _at: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use env::Env;
 use persist::{BucketSpec, BucketStore, Eviction, Nudge, Urgency};
 use scheduler::{PoolKind, Pools, TaskHandle};
 use types::rank::{Mutex, Rank};
-use types::{Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid};
+use types::{Body, Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid};
 
 use crate::chain::Chance;
 use crate::counters::Counters;
@@ -58,6 +58,8 @@ pub struct Bucket {
     pub counters: Counters,
     pub(crate) stopped: AtomicBool,
     is_held: AtomicBool,
+    /// What is in the way of the release.
+    held_why: Mutex<String>,
     pub(crate) pressure: Pressure,
     /// vBuckets in which somebody waits against a deadline.
     pub(crate) armed: Mutex<BTreeSet<VbId>>,
@@ -169,6 +171,7 @@ impl Bucket {
             record_waiters: RecordWaiters::default(),
             takeovers: Takeovers::default(),
             is_held: AtomicBool::new(false),
+            held_why: Mutex::ranked(Rank::RunQueue, String::new()),
             tasks: OnceLock::new(),
             warm_up: WarmUp::default(),
             store,
@@ -241,7 +244,14 @@ impl Bucket {
 
     /// No request for a document is answered until [`Bucket::release`]: another node may be the one to ask.
     pub fn hold(&self) {
+        self.held_because("it asks the others".to_owned());
         self.is_held.store(true, SeqCst);
+    }
+
+    /// What is in the way of the release by now, for whoever is turned away.
+    pub fn held_because(&self, why: String) {
+        let before = std::mem::replace(&mut *self.held_why.lock(), why);
+        drop(before);
     }
 
     /// Returns whether it was held.
@@ -251,6 +261,13 @@ impl Bucket {
 
     pub fn is_held(&self) -> bool {
         self.is_held.load(Relaxed)
+    }
+
+    /// Why no request for a document is answered, in words for a person; `None`: they are.
+    pub fn held_why(&self) -> Option<String> {
+        self.is_held().then(|| {
+            format!("this node does not know yet whether it is still the one to ask: {}", *self.held_why.lock())
+        })
     }
 
     /// One vBucket, for those who read its changelog.
@@ -327,8 +344,7 @@ impl Bucket {
             (Op::SubdocLookup(lookup), VbState::Replica) if lookup.doc_flags.has(DocFlags::REPLICA_READ) => {}
             (Op::GetReplica, _) => return Err(OpError::NotMyVbucket.into()),
             (_, VbState::Active) if self.is_held() => {
-                let why = "this node has yet to hear from the others that the vBucket is still its own";
-                return Err(OpError::Temporary(why.to_owned()).into());
+                return Err(OpError::Temporary(self.held_why().unwrap_or_default()).into());
             }
             (_, VbState::Active) => {}
             _ => return Err(OpError::NotMyVbucket.into()),
@@ -390,8 +406,8 @@ impl Bucket {
     /// A value that was fetched stays, if there is room and it is still the newest.
     fn keep_fetched(&self, run: &mut Run<'_>) {
         let Fetched::Found { item: Some(found), .. } = run.fetched else { return };
-        let Some(held) = run.slot.committed() else { return };
-        if !held.resident() && held.seqno() == found.seqno() && !run.short {
+        let Some(held) = run.slot.document() else { return };
+        if !held.resident() && held.committed_seqno() == found.seqno() && !run.short {
             let found = found.clone();
             run.slot.put_committed(found, false);
             run.brought_back = true;
@@ -638,7 +654,7 @@ impl Bucket {
     }
 
     /// The ids of the live documents that `which` picks.
-    pub(crate) fn live_ids(&self, vb: &VBucket, which: impl Fn(&Item) -> bool) -> Vec<Box<[u8]>> {
+    pub(crate) fn live_ids(&self, vb: &VBucket, which: impl Fn(&Body) -> bool) -> Vec<Box<[u8]>> {
         let mut ids = Vec::new();
         vb.table.visit(|item| {
             if !item.is_deleted() && which(item) {
@@ -683,7 +699,7 @@ impl Bucket {
             {
                 let slot = vb.table.lock(key);
                 if let Some(item) = slot.committed() {
-                    return Ok(Some(item.clone()));
+                    return Ok(Some(item));
                 }
                 if vb.is_absent(&slot, false) {
                     return Ok(None);

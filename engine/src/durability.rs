@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use changelog::Watermarks;
-use types::{Level, Seqno};
+use types::{Item, Level, Seqno};
 
 use crate::chain::Chains;
 use crate::op::{Mutated, OpError, OpResult, Reply, Waiter};
@@ -36,8 +36,7 @@ impl Answer {
 pub(crate) struct SyncWrite {
     pub seqno: Seqno,
     pub level: Level,
-    /// The id bytes.
-    pub key: Box<[u8]>,
+    pub prepare: Item,
     /// On the monotonic clock. `None`: inherited from before a restart or from another node, never given up.
     pub deadline: Option<Duration>,
     /// Who to tell: nobody, if inherited.

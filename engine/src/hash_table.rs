@@ -1,7 +1,7 @@
 //! The documents of one vBucket in memory, by key.
 //!
 //! Cut into stripes so that writers of different keys rarely meet. A slot is one pointer; key and metadata live in the
-//! item it points to, shared with the changelog and with replies under way. What few keys have, a sync write or a lock,
+//! body it points to, shared with the changelog and with replies under way. What few keys have, a sync write or a lock,
 //! is kept beside. Nothing is allocated before the first document arrives: most vBuckets of a small bucket stay empty.
 
 use std::sync::Arc;
@@ -11,54 +11,29 @@ use std::time::Duration;
 
 use hashbrown::HashTable as Table;
 use types::rank::{Mutex, MutexGuard, Rank};
-use types::{Cas, DocKey, HEATS, HeldBy, Item, Seqno, allocated};
+use types::{Body, DocKey, HEATS, HeldBy, Item, Seqno, allocated};
 
+use crate::beside::{Beside, Lock, memory_of};
 use crate::key_filter::KeyFilter;
 
 /// Stripes of a vBucket's table. With 1024 vBuckets even a few make collisions of writers rare. Tables grow by doubling, at
 /// 7/8 full; with five stripes round millions of documents leave them three quarters full, with four just over half.
 pub const STRIPES: usize = 5;
 
-/// A pessimistic lock: in memory only, gone with the process.
-#[derive(Debug)]
-pub struct Lock {
-    /// The CAS that opens it; fresh, beside the document's own.
-    pub cas: Cas,
-    /// On the monotonic clock.
-    pub until: Duration,
-}
-
-/// No lock holds longer.
-pub const LOCK_MAX: Duration = Duration::from_secs(30);
-
 /// What is in memory of a part of the keys.
 ///
 /// 1. `items` has the newest committed change (a tombstone counts) of its keys; a key may be missing from it if the file
 ///    has it.
 /// 2. A key has at most one prepare. While it has one, or a lock, its item stays.
-/// 3. `filter` knows every key that was ever in `items` or `prepares`.
+/// 3. `filter` knows every key that was ever in `items` or had a prepare.
 #[derive(Default)]
 struct Stripe {
-    items: Table<Item>,
-    rare: Option<Box<Rare>>,
+    items: Table<Body>,
+    beside: Beside,
     filter: KeyFilter,
     /// Bytes last reported: of the table and what is beside it, and of the filter.
     charged: (i64, i64),
     throws: u32,
-}
-
-/// See [`Stripe`].
-#[derive(Default)]
-struct Rare {
-    prepares: Table<Item>,
-    locks: Table<(Box<[u8]>, Lock)>,
-}
-
-impl Rare {
-    fn has(&self, hash: u64, id: &[u8]) -> bool {
-        self.prepares.find(hash, |item| item.id() == id).is_some()
-            || self.locks.find(hash, |held| *held.0 == *id).is_some()
-    }
 }
 
 /// Exact counts of what is in the table.
@@ -106,6 +81,25 @@ pub struct Leaving {
     pub whole: bool,
     /// [`HashTable::clears`] when `filed` was read.
     pub clears: u32,
+}
+
+/// What coming and going does to the bytes in the table, and to those that only the changelog holds. All threads share
+/// those sums, and mostly one document replaces another of its size; so they are told of the difference.
+#[derive(Default)]
+struct BytesChange {
+    items: i64,
+    backlog: i64,
+}
+
+impl BytesChange {
+    fn count(&mut self, body: &Body, sign: i64) {
+        let bytes = sign * body.memory() as i64;
+        self.items += bytes;
+        let held = if sign > 0 { body.enter(HeldBy::Table) } else { body.leave(HeldBy::Table) };
+        if held.has(HeldBy::Log) {
+            self.backlog -= bytes;
+        }
+    }
 }
 
 /// What left.
@@ -192,7 +186,7 @@ impl HashTable {
     pub fn lock<'a>(&'a self, key: DocKey<'a>) -> Locked<'a> {
         let hash = self.seed.hash(key.as_bytes());
         let stripe = self.stripes()[stripe_of(hash)].lock();
-        Locked { table: self, stripe, hash, key }
+        Locked { table: self, stripe, change: BytesChange::default(), hash, key }
     }
 
     #[cfg(test)]
@@ -200,8 +194,8 @@ impl HashTable {
         stripe_of(self.seed.hash(key.as_bytes()))
     }
 
-    /// Shows the committed items, a stripe at a time, until `each` says no. Stripes that were never needed are not made.
-    pub fn visit(&self, mut each: impl FnMut(&Item) -> bool) {
+    /// Shows the documents, a stripe at a time, until `each` says no. Stripes that were never needed are not made.
+    pub fn visit(&self, mut each: impl FnMut(&Body) -> bool) {
         for stripe in self.made() {
             if !stripe.lock().items.iter().all(&mut each) {
                 return;
@@ -211,7 +205,7 @@ impl HashTable {
 
     pub fn visit_prepares(&self, mut each: impl FnMut(&Item)) {
         for stripe in self.made() {
-            stripe.lock().rare.iter().flat_map(|rare| &rare.prepares).for_each(&mut each);
+            stripe.lock().beside.prepares().for_each(&mut each);
         }
     }
 
@@ -232,8 +226,11 @@ impl HashTable {
         for stripe in self.made() {
             let mut stripe = stripe.lock();
             let items = std::mem::take(&mut stripe.items);
-            let rare = stripe.rare.take();
-            items.iter().chain(rare.iter().flat_map(|rare| &rare.prepares)).for_each(|item| self.count(item, -1));
+            let beside = std::mem::take(&mut stripe.beside);
+            let mut change = BytesChange::default();
+            items.iter().for_each(|item| self.count(&mut change, item, -1));
+            beside.prepares().for_each(|prepare| self.count_prepare(&mut change, prepare, -1));
+            self.add_change(change);
             self.charge(&mut stripe);
         }
         self.left_upto.store(0, Relaxed);
@@ -250,15 +247,16 @@ impl HashTable {
 
     /// Forgets the tombstones up to `filed`: the file has them. Returns how many.
     pub fn drop_tombstones(&self, filed: Seqno, clears: u32) -> usize {
-        let left =
-            |stripe| self.remove(stripe, clears, |item| item.is_deleted() && item.seqno() <= filed).items as usize;
+        let left = |stripe| {
+            self.remove(stripe, clears, |item| item.is_deleted() && item.committed_seqno() <= filed).items as usize
+        };
         self.made().map(left).sum()
     }
 
     /// Lets items go from one stripe until `enough`, the coldest only; the others cool.
     pub fn evict(&self, stripe: usize, leaving: Leaving, mut enough: impl FnMut() -> bool) -> Left {
         let Some(stripe) = self.made().nth(stripe) else { return Left::default() };
-        let goes = |item: &Item| {
+        let goes = |item: &Body| {
             if leaving.gain(item) == 0 || enough() {
                 return false;
             }
@@ -279,19 +277,21 @@ impl HashTable {
         }
     }
 
-    fn remove(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Item) -> bool) -> Left {
+    fn remove(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Body) -> bool) -> Left {
         let mut stripe = stripe.lock();
         if self.clears() != clears {
             return Left::default();
         }
-        let Stripe { items, rare, .. } = &mut *stripe;
+        let Stripe { items, beside, .. } = &mut *stripe;
         let mut left = Left::default();
         items.retain(|item| {
-            if !goes(item) || self.is_pinned(rare, item) {
+            if !goes(item) || self.is_pinned(beside, item) {
                 return true;
             }
-            self.left_upto.fetch_max(item.seqno().0, Relaxed);
-            self.count(item, -1);
+            self.left_upto.fetch_max(item.committed_seqno().0, Relaxed);
+            let mut change = BytesChange::default();
+            self.count(&mut change, item, -1);
+            self.add_change(change);
             left.items += 1;
             left.bytes += item.memory() as u64;
             false
@@ -304,25 +304,27 @@ impl HashTable {
         left
     }
 
-    fn is_pinned(&self, rare: &Option<Box<Rare>>, item: &Item) -> bool {
-        rare.as_ref().is_some_and(|rare| rare.has(self.seed.hash(item.id()), item.id()))
+    fn is_pinned(&self, beside: &Beside, item: &Body) -> bool {
+        !beside.is_empty() && beside.has(self.seed.hash(item.id()), item.id())
     }
 
-    fn strip(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Item) -> bool) -> Left {
+    fn strip(&self, stripe: &Mutex<Stripe>, clears: u32, mut goes: impl FnMut(&Body) -> bool) -> Left {
         let mut stripe = stripe.lock();
         if self.clears() != clears {
             return Left::default();
         }
-        let Stripe { items, rare, .. } = &mut *stripe;
+        let Stripe { items, beside, .. } = &mut *stripe;
         let mut left = Left::default();
         for item in items.iter_mut() {
-            if !goes(item) || self.is_pinned(rare, item) {
+            if !goes(item) || self.is_pinned(beside, item) {
                 continue;
             }
             let before = item.memory();
-            self.count(item, -1);
-            *item = item.stripped();
-            self.count(item, 1);
+            let mut change = BytesChange::default();
+            self.count(&mut change, item, -1);
+            *item = item.committed().stripped().into_document();
+            self.count(&mut change, item, 1);
+            self.add_change(change);
             left.items += 1;
             left.bytes += (before - item.memory()) as u64;
         }
@@ -337,40 +339,38 @@ impl HashTable {
         })
     }
 
-    fn count(&self, item: &Item, sign: i64) {
+    fn count_prepare(&self, change: &mut BytesChange, prepare: &Item, sign: i64) {
+        self.counts.prepares.fetch_add(sign, Relaxed);
+        change.count(prepare.body(), sign);
+    }
+
+    fn count(&self, change: &mut BytesChange, item: &Body, sign: i64) {
         let counts = &self.counts;
-        if !item.is_committed() {
-            counts.prepares.fetch_add(sign, Relaxed);
-        } else if item.is_deleted() {
+        if item.is_deleted() {
             counts.tombstones.fetch_add(sign, Relaxed);
         } else {
             counts.live.fetch_add(sign, Relaxed);
             if !item.resident() {
                 counts.non_resident.fetch_add(sign, Relaxed);
             }
-            if item.meta().expiry != 0 {
+            if item.expiry() != 0 {
                 counts.expiring.fetch_add(sign, Relaxed);
             }
         }
-        let bytes = sign * item.memory() as i64;
-        self.add_bytes(|bytes| &bytes.items, bytes);
-        let in_log = if sign > 0 { item.enter(HeldBy::Table) } else { item.leave(HeldBy::Table) };
-        if in_log {
-            self.backlog_bytes.fetch_sub(bytes, Relaxed);
+        change.count(item, sign);
+    }
+
+    fn add_change(&self, change: BytesChange) {
+        self.add_bytes(|bytes| &bytes.items, change.items);
+        if change.backlog != 0 {
+            self.backlog_bytes.fetch_add(change.backlog, Relaxed);
         }
     }
 
     /// Notes how much memory the stripe holds beside its items.
     fn charge(&self, stripe: &mut Stripe) {
-        fn table<T>(table: &Table<T>) -> usize {
-            if table.capacity() == 0 { 0 } else { allocated(table.allocation_size()) }
-        }
-        let rare = stripe.rare.as_ref().map_or(0, |rare| {
-            // The ids of locks are taken for average ones.
-            allocated(size_of::<Rare>()) + table(&rare.prepares) + table(&rare.locks) + rare.locks.len() * allocated(32)
-        });
         let filter = if self.filtered { stripe.filter.memory() } else { 0 };
-        let now = ((table(&stripe.items) + rare) as i64, filter as i64);
+        let now = ((memory_of(&stripe.items) + stripe.beside.memory()) as i64, filter as i64);
         let before = std::mem::replace(&mut stripe.charged, now);
         self.add_bytes(|bytes| &bytes.tables, now.0 - before.0);
         self.add_bytes(|bytes| &bytes.filters, now.1 - before.1);
@@ -386,13 +386,13 @@ impl HashTable {
 
 impl Leaving {
     /// The bytes won if the item leaves; 0 if it may not.
-    fn gain(&self, item: &Item) -> u64 {
+    fn gain(&self, item: &Body) -> u64 {
         let bytes = match self.whole {
             true => item.memory(),
             false if item.is_deleted() || !item.resident() => 0,
             false => item.memory_of_value(),
         };
-        if item.seqno() <= self.filed { bytes as u64 } else { 0 }
+        if item.committed_seqno() <= self.filed { bytes as u64 } else { 0 }
     }
 }
 
@@ -409,17 +409,31 @@ impl Drop for HashTable {
 pub struct Locked<'a> {
     table: &'a HashTable,
     stripe: MutexGuard<'a, Stripe>,
+    /// Told when the stripe is let go.
+    change: BytesChange,
     hash: u64,
     pub key: DocKey<'a>,
 }
 
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.table.add_change(std::mem::take(&mut self.change));
+    }
+}
+
 impl Locked<'_> {
-    pub fn committed(&self) -> Option<&Item> {
+    /// The newest committed change.
+    pub fn committed(&self) -> Option<Item> {
+        self.document().map(Body::committed)
+    }
+
+    /// Its body.
+    pub fn document(&self) -> Option<&Body> {
         self.stripe.items.find(self.hash, |item| item.id() == self.key.as_bytes())
     }
 
     pub fn prepare(&self) -> Option<&Item> {
-        self.stripe.rare.as_ref()?.prepares.find(self.hash, |item| item.id() == self.key.as_bytes())
+        self.stripe.beside.prepare(self.hash, self.key.as_bytes())
     }
 
     /// A throw of the dice that is the same whenever the same things happened before.
@@ -430,8 +444,7 @@ impl Locked<'_> {
 
     /// The lock that holds at the time `now` tells. Few keys are locked, so the clock is seldom looked at.
     pub fn lock_at(&self, now: impl FnOnce() -> Duration) -> Option<&Lock> {
-        let held = self.stripe.rare.as_ref()?.locks.find(self.hash, |held| *held.0 == *self.key.as_bytes())?;
-        Some(&held.1).filter(|lock| now() < lock.until)
+        self.stripe.beside.lock(self.hash, self.key.as_bytes()).filter(|lock| now() < lock.until)
     }
 
     /// The key was never here, nor noted.
@@ -454,11 +467,12 @@ impl Locked<'_> {
             self.set_lock(None);
         }
         let (table, id) = (self.table, self.key.as_bytes());
-        table.count(&item, 1);
+        let item = item.into_document();
+        table.count(&mut self.change, &item, 1);
         match self.stripe.items.find_mut(self.hash, |item| item.id() == id) {
             Some(old) => {
                 item.set_heat(old.heat().max(item.heat()));
-                table.count(old, -1);
+                table.count(&mut self.change, old, -1);
                 *old = item;
             }
             None => {
@@ -472,53 +486,39 @@ impl Locked<'_> {
     pub fn put_prepare(&mut self, item: Item) {
         debug_assert!(!item.is_committed());
         assert!(self.prepare().is_none(), "a key has one sync write at a time");
-        self.table.count(&item, 1);
-        let seed = self.table.seed;
-        let rare = self.stripe.rare.get_or_insert_default();
-        rare.prepares.insert_unique(self.hash, item, |item| seed.hash(item.id()));
+        self.table.count_prepare(&mut self.change, &item, 1);
+        self.stripe.beside.put_prepare(self.hash, item, self.table.seed);
         self.grown();
     }
 
     /// Takes the prepare of this seqno out, if it is still there.
     pub fn take_prepare(&mut self, seqno: Seqno) -> Option<Item> {
-        let (hash, id) = (self.hash, self.key.as_bytes());
-        let prepares = &mut self.stripe.rare.as_mut()?.prepares;
-        let found = prepares.find_entry(hash, |item| item.id() == id && item.seqno() == seqno);
-        let item = found.ok()?.remove().0;
-        self.table.count(&item, -1);
-        self.tidy();
+        let item = self.stripe.beside.take_prepare(self.hash, self.key.as_bytes(), seqno)?;
+        self.table.count_prepare(&mut self.change, &item, -1);
+        self.table.charge(&mut self.stripe);
         Some(item)
     }
 
     /// A lock on a document that is not here is not kept.
     pub fn set_lock(&mut self, lock: Option<Lock>) {
         let (hash, id, seed) = (self.hash, self.key.as_bytes(), self.table.seed);
-        let lock = lock.filter(|_| self.committed().is_some());
-        if self.stripe.rare.is_some() || lock.is_some() {
-            let locks = &mut self.stripe.rare.get_or_insert_default().locks;
-            if let Ok(held) = locks.find_entry(hash, |held| *held.0 == *id) {
-                held.remove();
-            }
-            if let Some(lock) = lock {
-                if locks.len() == locks.capacity() {
-                    locks.retain(|held| held.1.until + LOCK_MAX > lock.until);
-                }
-                locks.insert_unique(hash, (id.into(), lock), |held| seed.hash(&held.0));
-            }
-            self.tidy();
+        let lock = lock.filter(|_| self.document().is_some());
+        if self.stripe.beside.has_locks() || lock.is_some() {
+            self.stripe.beside.set_lock(hash, id, lock, seed);
+            self.table.charge(&mut self.stripe);
         }
     }
 
     /// Removes the item whole, unless a sync write or a lock holds it.
     pub fn forget(&mut self) {
         let (hash, id) = (self.hash, self.key.as_bytes());
-        if self.stripe.rare.as_ref().is_some_and(|rare| rare.has(hash, id)) {
+        if self.stripe.beside.has(hash, id) {
             return;
         }
         if let Ok(found) = self.stripe.items.find_entry(hash, |item| item.id() == id) {
             let item = found.remove().0;
-            self.table.left_upto.fetch_max(item.seqno().0, Relaxed);
-            self.table.count(&item, -1);
+            self.table.left_upto.fetch_max(item.committed_seqno().0, Relaxed);
+            self.table.count(&mut self.change, &item, -1);
         }
     }
 
@@ -528,19 +528,14 @@ impl Locked<'_> {
         }
         self.table.charge(&mut self.stripe);
     }
-
-    fn tidy(&mut self) {
-        if self.stripe.rare.as_ref().is_some_and(|rare| rare.prepares.is_empty() && rare.locks.is_empty()) {
-            self.stripe.rare = None;
-        }
-        self.table.charge(&mut self.stripe);
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use types::{Datatype, DeleteSource, KeyBuf, Kind, Meta, RevSeqno};
+    use types::{Cas, Datatype, DeleteSource, KeyBuf, Kind, Meta, RevSeqno};
 
     fn item(key: DocKey<'_>, seqno: u64, deleted: bool) -> Item {
         let meta = Meta {
@@ -615,7 +610,7 @@ mod tests {
         for (n, key) in keys.iter().enumerate() {
             let mut slot = table.lock(key.as_key());
             slot.put_committed(item(key.as_key(), n as u64 + 1, false), true);
-            (0..n * 10).for_each(|_| slot.committed().unwrap().warm(0));
+            (0..n * 10).for_each(|_| slot.document().unwrap().warm(0));
         }
         let [held, prepared, newest] = [3, 5, 99].map(|n| keys[n].as_key());
         table.lock(held).set_lock(Some(Lock { cas: Cas(1), until: Duration::from_secs(9) }));

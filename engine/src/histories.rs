@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use changelog::Watermarks;
-use types::{Level, Seqno};
+use types::{Cas, Datatype, Item, KeyBuf, Kind, Level, Meta, RevSeqno, Seqno};
 
 use crate::chain::{Chains, Chance, Topology};
 use crate::durability::{SyncWrite, Tracker, Verdict};
@@ -143,7 +143,7 @@ impl System {
         let mut tracker = Tracker::default();
         for write in self.tracker.writes() {
             let (seqno, level, deadline) = (write.seqno, write.level, write.deadline);
-            tracker.push(SyncWrite { seqno, level, key: Box::default(), deadline, client: None });
+            tracker.push(SyncWrite { seqno, level, prepare: write.prepare.clone(), deadline, client: None });
         }
         tracker.chains = self.tracker.chains.clone();
         tracker.is_impossible = self.tracker.is_impossible;
@@ -164,7 +164,7 @@ impl System {
                 self.prepares += 1;
                 let deadline = Some(Duration::from_secs(self.prepares));
                 let seqno = Seqno(self.prepares);
-                self.tracker.push(SyncWrite { seqno, level, key: Box::default(), deadline, client: None });
+                self.tracker.push(SyncWrite { seqno, level, prepare: prepare(seqno, level), deadline, client: None });
             }
             Event::Ack(node) => {
                 self.acked[node] += 1;
@@ -207,6 +207,13 @@ impl System {
         let (chains, is_impossible) = (&self.tracker.chains, self.tracker.is_impossible);
         format!("{writes:?} {chains:?} {is_impossible} {} {} {:?}", self.durable, self.expired, self.acked)
     }
+}
+
+fn prepare(seqno: Seqno, level: Level) -> Item {
+    let key = KeyBuf::in_default_collection(b"k").expect("short");
+    let (cas, rev, datatype) = (Cas(seqno.0), RevSeqno(1), Datatype::RAW);
+    let meta = Meta { seqno, cas, rev, flags: 0, expiry: 0, datatype, deleted: None };
+    Item::new(key.as_key(), meta, Kind::Prepare { level }, None)
 }
 
 fn tell(tracker: &mut Tracker, node: &str, seqno: u64) {

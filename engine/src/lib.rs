@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod bell;
+mod beside;
 mod bucket;
 mod chain;
 mod counters;

@@ -121,7 +121,7 @@ impl Bucket {
         self.counters.pager_runs.fetch_add(1, Relaxed);
         for vb in &self.vbuckets {
             if vb.state() == VbState::Active && vb.table.counts.expiring.load(Relaxed) > 0 {
-                for id in self.live_ids(vb, |item| expiry::is_past(item.meta().expiry, || now_s)) {
+                for id in self.live_ids(vb, |item| expiry::is_past(item.expiry(), || now_s)) {
                     self.expire(vb, DocKey::parse(&id).expect("taken from an item"));
                 }
             }

@@ -219,7 +219,10 @@ impl Bucket {
     /// Has what was taken for these vBuckets made durable. `leads`: on this thread, if nobody else is at it, as it may block and has
     /// nothing better to do; not with a lock held.
     pub fn make_durable(&self, vbs: &[VbId], leads: bool) {
-        self.store.make_durable(vbs, leads);
+        match leads {
+            true => self.store.make_durable(vbs),
+            false => vbs.iter().for_each(|vb| self.store.changed(*vb, Urgency::Durable)),
+        }
     }
 
     fn admit_change(&self, vb: &VBucket, change: &Change<'_>) -> Result<(), ApplyError> {
@@ -333,9 +336,7 @@ fn commit(
     seqno: Seqno,
 ) -> Result<(bool, Option<Snapshot>), ApplyError> {
     let prepared = prepare.seqno();
-    let value = prepare.has_value().then(|| prepare.value());
-    let meta = Meta { seqno, ..prepare.meta() };
-    let item = Item::new(prepare.key(), meta, Kind::Committed { prepared: Some(prepared) }, value);
+    let item = prepare.committed_as(seqno);
     let is_ordered = vb.log.is_ordered(seqno);
     let ended = vb.log.append_given(&item).map_err(|e| not_taken(seqno, e))?;
     slot.take_prepare(prepared);
@@ -397,7 +398,7 @@ fn end_snapshot(vb: &VBucket, snapshot: &Snapshot) {
 impl VBucket {
     /// A version of a document whose last one may be in the file only: a peer's, or one that was prepared as a replica.
     pub(crate) fn put_given(&self, slot: &mut Locked<'_>, item: Item) {
-        if slot.committed().is_none() && !self.is_absent(slot, false) {
+        if slot.document().is_none() && !self.is_absent(slot, false) {
             self.live_is_rough.store(true, Relaxed);
         }
         if item.is_deleted() {

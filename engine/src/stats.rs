@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use types::{Cas, DocKey, Item, KeyBuf, Level, Seqno, VbId, VbState, VbUuid, allocated};
+use types::{Cas, DocKey, Item, Level, Seqno, VbId, VbState, VbUuid, allocated};
 
 use crate::bucket::Bucket;
 use crate::expiry;
@@ -123,8 +123,8 @@ impl Bucket {
             }
             let (mut skip, mut found) = ((dice >> 16) % live as usize, None);
             vb.table.visit(|item| {
-                if !item.is_deleted() && item.resident() && !expiry::is_past(item.meta().expiry, || now_s) {
-                    found = Some(item.clone());
+                if !item.is_deleted() && item.resident() && !expiry::is_past(item.expiry(), || now_s) {
+                    found = Some(item.committed());
                     skip = skip.saturating_sub(1);
                 }
                 found.is_none() || skip > 0
@@ -210,7 +210,8 @@ impl Bucket {
         put("ep_durability_min_level", rules.min_durability.map_or("none", Level::name).into());
         put("ep_compression_mode", rules.compression.name().into());
         put("ep_flushall_enabled", self.spec().flush_enabled.to_string());
-        put("ep_degraded_mode", "0".into());
+        put("ep_degraded_mode", u8::from(self.is_held()).to_string());
+        put("ep_degraded_why", self.held_why().unwrap_or_default());
         put("ep_bucket_type", "persistent".into());
         put("ep_num_non_resident", self.items().saturating_sub(self.resident_items()).to_string());
         put("ep_tombstones_in_memory", total(|c| c.tombstones.load(Relaxed)));
@@ -291,13 +292,7 @@ impl Bucket {
 
     /// How long ago the oldest prepare under way was made, by the clock that its CAS tells.
     fn oldest_prepare_ms(&self, vb: &VBucket) -> Option<u64> {
-        let (seqno, key) = {
-            let waiting = vb.waiting.lock();
-            let oldest = waiting.as_deref()?.writes().next()?;
-            (oldest.seqno, KeyBuf::copy_of(DocKey::parse(&oldest.key).expect("taken from an item")))
-        };
-        let slot = vb.table.lock(key.as_key());
-        let cas = slot.prepare().filter(|prepare| prepare.seqno() == seqno)?.meta().cas;
+        let cas = vb.waiting.lock().as_deref()?.writes().next()?.prepare.meta().cas;
         Some(self.env.clock.unix_ns().saturating_sub(cas.0) / 1_000_000)
     }
 
@@ -355,8 +350,8 @@ impl Bucket {
         let &[key, vb] = arguments else { return None };
         let key = types::KeyBuf::in_default_collection(key.as_bytes()).ok()?;
         let vb = self.vb(VbId(vb.parse().ok()?)).ok()?;
-        let in_memory = vb.table.lock(key.as_key()).committed().cloned();
-        let is_resident = in_memory.as_ref().is_some_and(Item::resident);
+        let in_memory = vb.table.lock(key.as_key()).committed();
+        let is_resident = in_memory.as_ref().is_some_and(|item| item.resident());
         let item = match in_memory {
             Some(item) => item,
             None => self.peek(vb, key.as_key()).ok()??,

@@ -222,7 +222,7 @@ impl VBucket {
 
     /// A document has changed.
     pub(crate) fn put(&self, slot: &mut Locked<'_>, item: Item) {
-        let was_live = slot.committed().is_some_and(|old| !old.is_deleted());
+        let was_live = slot.document().is_some_and(|old| !old.is_deleted());
         self.live.fetch_add(i64::from(!item.is_deleted()) - i64::from(was_live), Relaxed);
         slot.put_committed(item, true);
     }
@@ -245,11 +245,11 @@ impl VBucket {
     }
 
     /// The open prepares, in order.
-    fn prepares(&self) -> Vec<(Seqno, Level, Box<[u8]>)> {
-        let mut prepares: Vec<(Seqno, Level, Box<[u8]>)> = Vec::new();
+    fn prepares(&self) -> Vec<(Seqno, Level, Item)> {
+        let mut prepares = Vec::new();
         self.table.visit_prepares(|item| {
             if let Kind::Prepare { level } = item.kind() {
-                prepares.push((item.seqno(), level, item.id().into()));
+                prepares.push((item.seqno(), level, item.clone()));
             }
         });
         prepares.sort_by_key(|p| p.0);
@@ -269,8 +269,8 @@ impl VBucket {
         let Some(last) = prepares.last().map(|p| p.0) else { return };
         self.inherited_upto.fetch_max(last.0, Relaxed);
         let tracker = waiting.get_or_insert_default();
-        for (seqno, level, key) in prepares {
-            tracker.push(SyncWrite { seqno, level, key, deadline: None, client: None });
+        for (seqno, level, prepare) in prepares {
+            tracker.push(SyncWrite { seqno, level, prepare, deadline: None, client: None });
         }
     }
 
@@ -349,14 +349,9 @@ impl VBucket {
 
     /// The document becomes what its prepare said. Returns the bytes appended.
     fn commit(&self, write: &SyncWrite) -> i64 {
-        let key = types::DocKey::parse(&write.key).expect("taken from an item");
-        let mut slot = self.table.lock(key);
+        let mut slot = self.table.lock(write.prepare.key());
         let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
-        let item = self.log.append_with_cas(prepare.meta().cas, |stamp| {
-            let meta = Meta { seqno: stamp.seqno, ..prepare.meta() };
-            let value = prepare.has_value().then(|| prepare.value());
-            Item::new(key, meta, Kind::Committed { prepared: Some(write.seqno) }, value)
-        });
+        let item = self.log.append_with_cas(prepare.meta().cas, |stamp| prepare.committed_as(stamp.seqno));
         let bytes = item.memory() as i64;
         self.put_given(&mut slot, item);
         bytes
@@ -364,14 +359,13 @@ impl VBucket {
 
     /// The prepare comes to nothing. Returns the bytes appended.
     fn abort(&self, write: &SyncWrite) -> i64 {
-        let key = types::DocKey::parse(&write.key).expect("taken from an item");
-        let mut slot = self.table.lock(key);
+        let mut slot = self.table.lock(write.prepare.key());
         let Some(prepare) = slot.take_prepare(write.seqno) else { return 0 };
         let item = self.log.append_with_cas(prepare.meta().cas, |stamp| {
             let deleted = Some(types::DeleteSource::Explicit);
             let expiry = (prepare.meta().cas.0 / 1_000_000_000) as u32;
             let meta = Meta { seqno: stamp.seqno, deleted, expiry, datatype: Datatype::RAW, ..prepare.meta() };
-            Item::new(key, meta, Kind::Abort { prepared: write.seqno }, None)
+            Item::new(write.prepare.key(), meta, Kind::Abort { prepared: write.seqno }, None)
         });
         item.memory() as i64
     }

@@ -251,7 +251,7 @@ impl Bucket {
                 return;
             }
             slot.note_key();
-            if slot.committed().is_some() {
+            if slot.document().is_some() {
                 return;
             }
             // Of these a newer version may have come and left again since the file was opened; values alone never take

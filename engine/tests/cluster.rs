@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use changelog::{Cursor, FailoverEntry, FailoverTable};
 use common::link::{VB, as_document, change};
+use common::seeds::{self, Dice, for_each_seed};
 use common::*;
 use engine::*;
 use env::sim::{Fate, Fault, FaultPlan, Op as Io, Rule};
@@ -31,33 +32,9 @@ const LEVELS: [Level; 3] = [Level::Majority, Level::MajorityAndPersistActive, Le
 
 #[test]
 fn no_acknowledged_write_is_lost_and_none_invented_whoever_crashes_and_takes_over() {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seeds = match number("SETTEE_SIM_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("SETTEE_SIM_SEEDS").unwrap_or(SEEDS),
-    };
-    let mut lived = Lived::default();
-    for seed in seeds.clone() {
-        let _told = Told(seed);
-        Cluster::new(seed).run(&mut lived);
-    }
-    println!("seeds {seeds:?}: {lived:?}");
-    if number("SETTEE_SIM_SEED").is_none() {
-        lived.assert_thorough();
-    }
+    for_each_seed(SEEDS, |seed, lived: &mut Lived| Cluster::new(seed).run(lived));
 }
 
-struct Told(u64);
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("seed {0}: SETTEE_SIM_SEED={0} runs it again", self.0);
-        }
-    }
-}
-
-/// What was met, so that a test that tries nothing is noticed.
 #[derive(Debug, Default)]
 struct Lived {
     acknowledged: u64,
@@ -75,29 +52,13 @@ struct Lived {
     hand_overs_undone: u64,
 }
 
-impl Lived {
+impl seeds::Lived for Lived {
     fn assert_thorough(&self) {
         let often = [self.acknowledged, self.crashes, self.promotions, self.backfills, self.standstills];
         let after_all = [self.rollbacks, self.rollbacks_to_nothing, self.recommits, self.failed_syncs];
         let hand_overs = [self.hand_overs, self.hand_overs_undone];
         let sometimes = [self.ambiguous, self.unknown].into_iter().chain(hand_overs).chain(after_all);
         assert!(often.iter().all(|n| *n >= 50) && sometimes.into_iter().all(|n| n >= 5), "{self:?}");
-    }
-}
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
     }
 }
 

@@ -8,9 +8,11 @@ use common::*;
 use engine::*;
 use env::sim::{Fault, FaultPlan, Op as Io, Rule};
 use parking_lot::Mutex;
-use types::{Cas, Datatype};
+use types::{Cas, Datatype, Level};
 
 const ENOSPC: i32 = 28;
+/// What the changelog takes for a change, beside what was written.
+const ENTRY_BYTES: u64 = 16;
 
 fn resident(w: &World, key: &str) -> bool {
     let stats = w.bucket.stats(&format!("key {key} 0")).expect("there");
@@ -197,18 +199,51 @@ fn memory_is_given_back_to_the_last_byte() {
     assert!(w.bucket.memory_used() > empty + 100 * 80);
     let unfiled = w.bucket.memory_used();
     w.settle();
-    assert_eq!(w.bucket.memory_used(), unfiled - 100 * 8, "an item in the table and in the changelog is counted once");
+    assert_eq!(
+        w.bucket.memory_used(),
+        unfiled - 100 * ENTRY_BYTES,
+        "an item in the table and in the changelog is counted once"
+    );
     for n in 0..300 {
         w.set(&format!("k{}", n % 100), "some other value");
     }
     assert!(w.bucket.memory_used() > unfiled + 200 * 80, "what was overwritten waits for the flusher");
     w.settle();
-    assert_eq!(w.bucket.memory_used(), unfiled - 100 * 8);
+    assert_eq!(w.bucket.memory_used(), unfiled - 100 * ENTRY_BYTES);
     for n in 0..100 {
         mutated(w.op(&format!("k{n}"), Op::Delete));
     }
     w.file_everything();
     assert_eq!(w.bucket.memory_used(), empty);
+}
+
+#[test]
+fn a_durable_write_takes_the_memory_of_a_plain_one() {
+    let w = World::new(1);
+    let write = |durability: Option<Level>, value: &str| {
+        for n in 0..100 {
+            let key = k(&format!("k{n}"));
+            mutated(match durability {
+                Some(level) => w.run(&durable(&key, level, set(value))),
+                None => w.run(&request(&key, set(value))),
+            });
+        }
+    };
+    // The first round leaves tables as they stay.
+    write(Some(Level::Majority), "some value");
+    write(None, "some value");
+    w.file_everything();
+    let plain = w.bucket.memory_used();
+    w.sim.storage.arm(FaultPlan::new().rule(Rule::new(Io::Write, Fault::Errno(ENOSPC)).sticky()));
+    write(Some(Level::Majority), "same size!");
+    let unfiled = w.bucket.memory_used();
+    assert_eq!(unfiled, plain + 100 * 2 * ENTRY_BYTES, "prepare and commit are one body");
+    w.sim.storage.arm(FaultPlan::new());
+    write(None, "some value");
+    assert!(w.bucket.memory_used() >= unfiled + 100 * (80 + ENTRY_BYTES), "what was overwritten waits for the flusher");
+    w.advance_s(60);
+    w.file_everything();
+    assert_eq!(w.bucket.memory_used(), plain);
 }
 
 #[test]

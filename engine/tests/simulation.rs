@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use changelog::Cursor;
+use common::seeds::{self, Dice, for_each_seed};
 use common::*;
 use couchstore::check::{Depth, check};
 use document::subdoc::{DocFlags, MutationSpec, Op as Sub, PathFlags};
@@ -24,7 +25,7 @@ use engine::*;
 use env::OpenMode;
 use env::sim::{Fate, Fault, FaultPlan, Noise, Op as Io, Rule, Sim};
 use parking_lot::Mutex;
-use persist::{BucketSpec, CompactionReport, Eviction, LogOptions, Purge, RecoveredVb, Store, StoreError};
+use persist::{BucketSpec, CompactionReport, Eviction, LogOptions, Purge, RecoveredVb, StoreError};
 use scheduler::{Order, Stepper};
 use types::{Cas, Datatype, Item, Kind, Level, RevSeqno, Seqno, VbId, VbState, VbUuid};
 
@@ -39,33 +40,9 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 #[test]
 fn a_vbucket_is_what_its_changelog_says_whatever_happens() {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seeds = match number("SETTEE_SIM_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("SETTEE_SIM_SEEDS").unwrap_or(SEEDS),
-    };
-    let mut lived = Lived::default();
-    for seed in seeds.clone() {
-        let _witness = Told(seed);
-        run(seed, &mut lived);
-    }
-    println!("seeds {seeds:?}: {lived:?}");
-    if number("SETTEE_SIM_SEED").is_none() {
-        lived.assert_thorough();
-    }
+    for_each_seed(SEEDS, run);
 }
 
-struct Told(u64);
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("seed {0}: SETTEE_SIM_SEED={0} runs it again", self.0);
-        }
-    }
-}
-
-/// What was met, so that a test that tries nothing is noticed.
 #[derive(Debug, Default)]
 struct Lived {
     acknowledged: u64,
@@ -92,7 +69,7 @@ struct Lived {
     switched: u64,
 }
 
-impl Lived {
+impl seeds::Lived for Lived {
     fn assert_thorough(&self) {
         let Lived { acknowledged, ambiguous, fetched, lost, recommitted, poisoned, refused_disk, .. } = *self;
         let Lived { refused_memory, clean, refused_to_open, evicted, early, logged, unlogged, switched, .. } = *self;
@@ -101,26 +78,6 @@ impl Lived {
         let sometimes = [ambiguous, recommitted, poisoned, refused_disk, refused_memory, refused_to_open, early];
         assert!([purged, rolled_back, deleted].iter().all(|count| *count >= 20), "{self:?}");
         assert!(often.iter().all(|count| *count >= 60) && sometimes.iter().all(|count| *count >= 3), "{self:?}");
-    }
-}
-
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len() as u64) as usize]
     }
 }
 
@@ -291,16 +248,16 @@ fn run(seed: u64, lived: &mut Lived) {
 }
 
 fn open(sim: &Sim, dice: &mut Dice, commit_log: &Option<LogOptions>) -> Result<(Stepper, Engine), persist::StoreError> {
-    let env = sim.env();
-    let stepper = Stepper::new(&sim.clock, Order::Seeded(dice.below(u64::MAX)));
-    let pools = stepper.pools();
+    let order = Order::Seeded(dice.below(u64::MAX));
     let batch_bytes_max = dice.pick(&[1, 500, 16 << 20]);
-    let commit_log = commit_log.clone();
-    let store_options =
-        persist::Options { writers: 2, readers: 2, batch_bytes_max, commit_log, ..persist::Options::default() };
-    let store = Store::open(&env, &pools, Path::new(DATA_DIR), store_options)?;
-    let engine = Engine::new(&env, &pools, store, options());
-    engine.warm_up()?;
+    let store_options = persist::Options {
+        writers: 2,
+        readers: 2,
+        batch_bytes_max,
+        commit_log: commit_log.clone(),
+        ..persist::Options::default()
+    };
+    let (stepper, engine, _) = open_engine(&sim.env(), &sim.clock, order, store_options)?;
     Ok((stepper, engine))
 }
 
@@ -444,7 +401,7 @@ impl Life<'_> {
         let memory = |name: &str| memory[name].parse::<usize>().expect("a number");
         let charged = memory("ep_changelog_memory");
         assert!(
-            (entries * 8..=entries * 8 + bytes).contains(&charged),
+            (entries * 16..=entries * 16 + bytes).contains(&charged),
             "{charged} for {entries} entries, {bytes} bytes"
         );
         let parts = ["kv_size", "table_memory", "key_filter_memory", "changelog_memory", "fetch_queue_memory"];

@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -183,6 +184,23 @@ pub fn give_way() -> io::Result<()> {
     Ok(())
 }
 
+/// Waits until `source` has something to read or has ended. False: by then nobody reads any more what is written to `sink`,
+/// which only a pipe, a socket and a terminal can tell.
+pub fn wait_readable(source: BorrowedFd<'_>, sink: BorrowedFd<'_>) -> io::Result<bool> {
+    let watch = |of: BorrowedFd<'_>, events| libc::pollfd { fd: of.as_raw_fd(), events, revents: 0 };
+    let mut watched = [watch(source, libc::POLLIN), watch(sink, 0)];
+    loop {
+        // SAFETY: the two pollfds are ours, whole, and written for the length of the call only; the descriptors in them are
+        // borrowed for longer than that.
+        let rc = unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, -1) };
+        match check(rc.min(0)) {
+            Ok(()) => return Ok(watched[1].revents & (libc::POLLERR | libc::POLLHUP) == 0),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 fn check(rc: libc::c_int) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -226,6 +244,19 @@ impl File for OsFile {
     }
     fn sync(&self) -> io::Result<()> {
         self.0.sync_data()
+    }
+    /// Without what a sync costs beside the bytes: a commit of the file system's journal, for which everybody waits who makes a file
+    /// longer, and a flush of the device's cache.
+    #[cfg(target_os = "linux")]
+    fn write_back(&self, at: u64, len: u64) -> io::Result<()> {
+        let (Ok(at), Ok(len)) = (at.try_into(), len.try_into()) else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY: numbers only; the descriptor is ours while `self` lives.
+        check(unsafe { libc::sync_file_range(self.0.as_raw_fd(), at, len, all) })
+    }
+    #[cfg(not(target_os = "linux"))]
+    fn write_back(&self, _at: u64, _len: u64) -> io::Result<()> {
+        self.sync()
     }
 }
 

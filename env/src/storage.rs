@@ -38,6 +38,9 @@ pub trait File: Send + Sync {
     /// `Ok`: every earlier write to this file, and its size, outlives power loss. `Err`: trust none of them.
     /// Does not make the file's directory entry durable: see [`Storage::sync_dir`].
     fn sync(&self) -> io::Result<()>;
+    /// Has these bytes on their way to the disk, and waits for them, so that a later sync has little to do and nobody else waits
+    /// for all of it. Promises nothing: what was written is durable after [`File::sync`] only, which tells of failures again.
+    fn write_back(&self, at: u64, len: u64) -> io::Result<()>;
 }
 
 /// A tree of directories and files.

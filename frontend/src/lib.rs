@@ -25,7 +25,6 @@ mod mailbox;
 mod plain_text;
 mod replicas;
 mod strangers;
-mod sync;
 pub mod table;
 mod worker;
 

@@ -12,12 +12,12 @@ use limits::Permit;
 use mio::Waker;
 use mio::net::TcpStream;
 use types::rank::Rank;
+use types::sync::Mutex;
 use wire::Status;
 
 use crate::Bounds;
 use crate::auth::sasl::Verdict;
 use crate::connection::Info;
-use crate::sync::Mutex;
 use crate::table::Slot;
 
 pub enum Letter {

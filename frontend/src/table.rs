@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use types::rank::Rank;
+use types::sync::{AtomicU32, Mutex};
 
 use crate::connection::Info;
-use crate::sync::{AtomicU32, Mutex};
 
 /// Which connection. Equal slots of different generations are different connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,11 +1,8 @@
 //! A count in one word with what it may be, so that it is never more than that, not even while it is resized.
 
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
-
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use types::sync::{AtomicBool, AtomicU32, AtomicU64, fence};
 
 /// Room and use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

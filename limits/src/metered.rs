@@ -111,4 +111,7 @@ impl File for MeteredFile {
     fn sync(&self) -> io::Result<()> {
         self.inner.sync()
     }
+    fn write_back(&self, at: u64, len: u64) -> io::Result<()> {
+        self.inner.write_back(at, len)
+    }
 }

@@ -1,7 +1,6 @@
 //! One flush's changes, made ready for the file: one entry an id, and what they do to the vBucket's facts.
 
-use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::borrow::Cow;
 
 use changelog::{Place, Slice, VbRecord};
 use types::{Datatype, Item, Kind, Seqno};
@@ -12,10 +11,10 @@ use crate::facts::VbFacts;
 pub const PREPARE_PREFIX: u8 = 0x02;
 
 /// What the file calls an item: prepares and aborts live beside the documents, under ids of their own.
-pub fn file_id(item: &Item) -> Vec<u8> {
-    match item.kind() {
-        Kind::Committed { .. } => item.id().to_vec(),
-        Kind::Prepare { .. } | Kind::Abort { .. } => prepare_id(item.id()),
+pub fn file_id(item: &Item) -> Cow<'_, [u8]> {
+    match item.is_committed() {
+        true => Cow::Borrowed(item.id()),
+        false => Cow::Owned(prepare_id(item.id())),
     }
 }
 
@@ -23,16 +22,16 @@ pub fn prepare_id(id: &[u8]) -> Vec<u8> {
     [&[PREPARE_PREFIX], id].concat()
 }
 
-pub struct Entry {
-    pub id: Vec<u8>,
-    pub item: Item,
+pub struct Entry<'a> {
+    pub id: Cow<'a, [u8]>,
+    pub item: &'a Item,
 }
 
 /// 1. `entries` are sorted by id, one each: the newest of the slice. A prepare that the slice completes is not among them:
 ///    nobody will ask for it.
 /// 2. `first..=last` are the slice's seqnos, dropped duplicates included.
-pub struct Batch {
-    pub entries: Vec<Entry>,
+pub struct Batch<'a> {
+    pub entries: Vec<Entry<'a>>,
     pub first: Seqno,
     pub last: Seqno,
     /// Changes before deduplication, and their bytes.
@@ -40,13 +39,13 @@ pub struct Batch {
     pub bytes_in: usize,
 }
 
-impl Batch {
-    pub fn of(slice: &Slice) -> Batch {
-        let completed: HashSet<Seqno> = slice.items.iter().filter_map(|item| item.kind().decides()).collect();
-        let is_done = |item: &&Item| matches!(item.kind(), Kind::Prepare { .. }) && completed.contains(&item.seqno());
-        let wanted = slice.items.iter().filter(|item| !is_done(item));
-        let mut entries: Vec<_> = wanted.map(|item| Entry { id: file_id(item), item: item.clone() }).collect();
-        entries.sort_unstable_by(|a, b| (&a.id, Reverse(a.item.seqno())).cmp(&(&b.id, Reverse(b.item.seqno()))));
+impl<'a> Batch<'a> {
+    pub fn of(slice: &'a Slice) -> Batch<'a> {
+        let is_decided = decided(&slice.items);
+        let is_done = |(n, item): (usize, &Item)| is_decided[n] && matches!(item.kind(), Kind::Prepare { .. });
+        let wanted = slice.items.iter().enumerate().filter(|&each| !is_done(each));
+        let mut entries: Vec<_> = wanted.map(|(_, item)| Entry { id: file_id(item), item }).collect();
+        entries.sort_unstable_by(|a, b| a.id.cmp(&b.id).then_with(|| b.item.seqno().cmp(&a.item.seqno())));
         entries.dedup_by(|later, kept| later.id == kept.id);
         Batch {
             entries,
@@ -109,6 +108,25 @@ impl Batch {
     }
 }
 
+/// Which of the items another of them decides.
+fn decided(items: &[Item]) -> Vec<bool> {
+    let mut decided = vec![false; items.len()];
+    for prepared in items.iter().filter_map(|item| item.kind().decides()) {
+        if let Some(n) = index_of(items, prepared) {
+            decided[n] = true;
+        }
+    }
+    decided
+}
+
+/// Items are in order of seqno; mostly they follow one another without a gap.
+fn index_of(items: &[Item], seqno: Seqno) -> Option<usize> {
+    let beyond_first = seqno.0.checked_sub(items.first()?.seqno().0)? as usize;
+    let is_there = |n: &usize| items.get(*n).is_some_and(|item| item.seqno() == seqno);
+    let upto = &items[..items.len().min(beyond_first)];
+    Some(beyond_first).filter(is_there).or_else(|| upto.binary_search_by_key(&seqno, Item::seqno).ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +138,20 @@ mod tests {
     fn log() -> (Env, Changelog) {
         let (env, _) = env::sim::env(1);
         (env, Changelog::new(Seqno(0), Cas(0), record()))
+    }
+
+    #[test]
+    fn the_place_of_a_seqno_is_found_whatever_is_missing() {
+        let (env, log) = log();
+        let cursor = log.cursor("flusher", Seqno(0)).unwrap();
+        for _ in 0..10 {
+            change(&log, &*env.clock, "k", Kind::Committed { prepared: None }, Some(b"v"));
+        }
+        let mut items = log.read(&cursor, usize::MAX).items;
+        items.retain(|item| ![1, 4, 5, 9].contains(&item.seqno().0));
+        let places = (0..12).map(|seqno| index_of(&items, Seqno(seqno)));
+        let expected = [None, None, Some(0), Some(1), None, None, Some(2), Some(3), Some(4), None, Some(5), None];
+        assert!(places.eq(expected) && index_of(&[], Seqno(1)).is_none());
     }
 
     #[test]
@@ -141,7 +173,7 @@ mod tests {
         }
         let slice = log.read(&cursor, usize::MAX);
         let batch = Batch::of(&slice);
-        let kept: Vec<_> = batch.entries.iter().map(|e| (e.id.as_slice(), e.item.seqno().0)).collect();
+        let kept: Vec<_> = batch.entries.iter().map(|e| (&*e.id, e.item.seqno().0)).collect();
         assert_eq!(kept, [(&b"\0a"[..], 3), (b"\0b", 4), (b"\x02\0a", 7), (b"\x02\0c", 6)]);
         assert_eq!((batch.first, batch.last, batch.items_in), (Seqno(1), Seqno(7), 7));
 

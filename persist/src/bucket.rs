@@ -18,7 +18,6 @@ use crate::names;
 use crate::queue::Urgency;
 use crate::spec::BucketSpec;
 use crate::stats::BucketStoreStats;
-use crate::turn::Turn;
 use crate::vb::{Committed, Done, Home, Nudge, Vb};
 use crate::{codec, deletion, fetch, rollback};
 
@@ -235,13 +234,12 @@ impl BucketStore {
         self.home.shared.changed(self.vb(vb), urgency);
     }
 
-    /// The same of several vBuckets for whose changes somebody waits. `leads`: by a thread that may block and has nothing better to do,
-    /// so it makes them durable itself if nobody else is at it; not with a lock held.
-    pub fn make_durable(&self, vbs: &[VbId], leads: bool) {
-        let turn = Turn::begin(&self.home.shared.logger);
-        vbs.iter().for_each(|vb| self.changed(*vb, Urgency::Durable));
-        if leads {
-            turn.wait();
+    /// The same of several vBuckets for whose changes somebody waits, by a thread that may block and has nothing better to do: it
+    /// makes them durable itself, if nobody else is at it. Not to be called with a lock held.
+    pub fn make_durable(&self, vbs: &[VbId]) {
+        let changed = || vbs.iter().map(|vb| self.vb(*vb));
+        if !self.home.shared.logger.lead(changed()) {
+            changed().for_each(|vb| self.home.shared.file(vb, Urgency::Durable));
         }
     }
 
@@ -320,6 +318,12 @@ impl BucketStore {
     /// The commit log has no room, and will have some once more is filed: put off what writes.
     pub fn log_full(&self) -> bool {
         self.home.shared.logger.is_full()
+    }
+
+    /// vBuckets that take no writes until a restart, and of which only the commit log has the last changes: it cannot use the room
+    /// of these again.
+    pub fn held_by_log(&self) -> Vec<VbId> {
+        self.vbs.iter().filter(|vb| vb.is_held_by_log()).map(|vb| vb.id).collect()
     }
 
     /// Changes that are in no file yet.

@@ -21,7 +21,7 @@ use crate::vb::{Committed, Vb, open_file, remove_if_there};
 use crate::{codec, names};
 
 /// Writes `batch`, and `slice`'s record, so that they outlive power loss. `Err`: nothing may be acknowledged.
-pub(crate) fn commit(vb: &Vb, slice: &Slice, batch: &Batch) -> Result<Committed, StoreError> {
+pub(crate) fn commit(vb: &Vb, slice: &Slice, batch: &Batch<'_>) -> Result<Committed, StoreError> {
     match vb.committed() {
         Some(before) => {
             vb.anchor()?;
@@ -44,7 +44,7 @@ pub(crate) fn commit(vb: &Vb, slice: &Slice, batch: &Batch) -> Result<Committed,
 }
 
 /// A file comes into being whole: it is written under another name, synced, renamed, and its directory synced.
-fn first_commit(vb: &Vb, slice: &Slice, batch: &Batch) -> Result<Committed, StoreError> {
+fn first_commit(vb: &Vb, slice: &Slice, batch: &Batch<'_>) -> Result<Committed, StoreError> {
     let shared = &vb.home.shared;
     let storage = &*shared.env.storage;
     let rev = vb.next_rev();
@@ -73,7 +73,7 @@ fn write(
     rev: u64,
     before: &VbFacts,
     slice: &Slice,
-    batch: &Batch,
+    batch: &Batch<'_>,
 ) -> Result<Committed, StoreError> {
     let file = || StoreError::file(vb.id);
     let update_seq = couch.header().update_seq;
@@ -94,8 +94,8 @@ fn write(
     let mut packer = Packer::new();
     let mut written = Vec::with_capacity(batch.entries.len());
     for entry in &batch.entries {
-        let rev_meta = codec::rev_meta(&entry.item, now_s);
-        let doc = packer.pack(codec::doc(&entry.item, &entry.id, &rev_meta));
+        let rev_meta = codec::rev_meta(entry.item, now_s);
+        let doc = packer.pack(codec::doc(entry.item, &entry.id, &rev_meta));
         out.put(doc).map_err(|e| failed(vb, e))?;
         written.push(Written::of(&doc));
     }

@@ -168,6 +168,12 @@ impl Vb {
     }
 }
 
+/// Not for lack of space on the disk, which may come back, but because nothing that holds the oldest segment can be filed.
+fn is_full_for_good(shared: &Shared, holders: &[Arc<Vb>]) -> bool {
+    let is_well = shared.logger.log().is_some_and(|log| log.poisoned().is_none()) && !shared.reserve.is_full();
+    is_well && shared.logger.is_full() && !holders.is_empty() && holders.iter().all(|vb| vb.poisoned().is_some())
+}
+
 /// Runs the filer.
 pub(crate) struct Filing(pub Weak<Shared>);
 
@@ -184,8 +190,10 @@ impl Task for Filing {
             shared.file(vb, Urgency::Normal);
         }
         if logger.wants_room() {
-            for vb in logger.holders() {
-                shared.file(&vb, Urgency::Durable);
+            let holders = logger.holders();
+            holders.iter().for_each(|vb| shared.file(vb, Urgency::Durable));
+            if is_full_for_good(&shared, &holders) {
+                shared.switch.block();
             }
         }
         next.map_or(Next::Idle, Next::At)

@@ -114,7 +114,7 @@ fn name(vb: &Vb, attached: &Attached) -> Outcome {
     Outcome::Done
 }
 
-fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch, committed: Committed) {
+fn publish(vb: &Vb, attached: &Attached, slice: &Slice, batch: &Batch<'_>, committed: Committed) {
     let recovered = vb.failures() > 0;
     let grown = committed.file_bytes.saturating_sub(vb.committed().map_or(0, |before| before.file_bytes));
     FILE_BYTES.add(grown);
@@ -183,7 +183,7 @@ fn put_back(vb: &Vb, error: &StoreError) -> Outcome {
     if error.errno().is_some_and(is_out_of_space) {
         shared.reserve.write_failed();
     }
-    let failures = vb.add_failure();
+    let failures = vb.add_failure(error);
     vb.home.counters.add(|c| &c.flush_failures, 1);
     FLUSH_FAILURES.inc();
     let delay = RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(RETRY_MAX);

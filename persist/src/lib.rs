@@ -16,6 +16,7 @@ mod codec;
 mod commit;
 mod compaction;
 mod deletion;
+mod drain;
 mod error;
 mod facts;
 mod fetch;
@@ -50,13 +51,14 @@ pub use compaction::{
     COMPACTIONS_MAX, CompactionDone, CompactionOptions, CompactionProgress, CompactionReport, Phase, Purge, Trigger,
 };
 pub use couchstore::Version;
+pub use drain::{Drain, Drained, Left};
 pub use error::{Damage, Damages, StoreError, Verdict};
 pub use file_cache::{FileCache, FileCacheStats};
 pub use governor::{Governor, Held, Limits};
 pub use queue::Urgency;
 pub use spec::{BucketSpec, Compression, Eviction, WriteRules};
 pub use stats::BucketStoreStats;
-pub use store::{Drained, Store};
+pub use store::Store;
 pub use turn::Turn;
 pub use vb::Nudge;
 

@@ -23,7 +23,7 @@ use types::{BucketUuid, Seqno};
 use crate::filer::Filer;
 use crate::queue::Urgency;
 use crate::shared::Shared;
-use crate::turn::{self, Desk};
+use crate::turn::{self, Desk, Turn};
 use crate::vb::{Attached, Vb};
 
 /// A submission takes no further change once it has this many bytes of them.
@@ -219,6 +219,18 @@ impl Logger {
         }
     }
 
+    /// The vBuckets have something new that somebody waits for. Makes it durable on this thread, unless another one is at it.
+    /// `false`: not with a log.
+    pub fn lead<'a>(&self, vbs: impl Iterator<Item = &'a Arc<Vb>>) -> bool {
+        if !self.takes() {
+            return false;
+        }
+        let turn = Turn::begin(self);
+        vbs.for_each(|vb| self.submit(vb));
+        turn.wait();
+        true
+    }
+
     fn promise(&self, vb: &Arc<Vb>) {
         let mut promised = self.promised.lock();
         promised.push(Arc::clone(vb));
@@ -395,6 +407,8 @@ impl Logger {
 
     /// Makes durable what was submitted, and takes nothing any more: from here on flushes commit by themselves.
     pub fn close(&self) {
+        // The files may not take it.
+        self.gather();
         self.set_phase(Phase::Off);
         let Some(log) = self.log() else { return };
         if let Err(error) = log.close()

@@ -267,7 +267,9 @@ fn commit_of(vb: &Vb, commit: &Item, prepare: Option<&Item>) -> Result<Item, Sto
         let what = format!("seqno {} of the commit log commits a change that neither has: {kind:?}", meta.seqno);
         return Err(vb.damaged(what));
     };
-    Ok(Item::new(key, meta, kind, prepare.has_value().then(|| prepare.value())))
+    let committed = prepare.committed_as(meta.seqno);
+    let is_as_logged = (committed.meta(), committed.kind()) == (meta, kind);
+    Ok(if is_as_logged { committed } else { Item::new(key, meta, kind, prepare.has_value().then(|| prepare.value())) })
 }
 
 /// Refuses options that would fail later.

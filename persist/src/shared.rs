@@ -44,8 +44,8 @@ pub(crate) struct Shared {
     writers: Crew,
     readers: Crew,
     retries: OnceLock<TaskHandle>,
-    /// Counts ends of flushes, for those who wait for one.
-    endings: Bay<u64>,
+    /// For those who wait for the end of a flush.
+    endings: Bay<Endings>,
     pub reserve: Reserve,
     /// Of the monotonic clock, in ms: when the disk's free space was looked at.
     looked_at_ms: AtomicU64,
@@ -54,6 +54,13 @@ pub(crate) struct Shared {
     watch: OnceLock<TaskHandle>,
     last_told_ms: AtomicU64,
     untold: AtomicU64,
+}
+
+/// Ends of flushes.
+#[derive(Default)]
+struct Endings {
+    all: u64,
+    successes: u64,
 }
 
 impl Shared {
@@ -73,7 +80,7 @@ impl Shared {
             writers: Crew::new(),
             readers: Crew::new(),
             retries: OnceLock::new(),
-            endings: Bay::new(0),
+            endings: Bay::new(Endings::default()),
             reserve,
             options,
             looked_at_ms: AtomicU64::new(u64::MAX),
@@ -189,8 +196,9 @@ impl Shared {
             retries.wake();
         }
         self.switch.look();
-        self.endings.change(|count| {
-            *count += 1;
+        self.endings.change(|endings| {
+            endings.all += 1;
+            endings.successes += u64::from(!matches!(outcome, Outcome::Retry(_)));
             ((), Wake::Everybody)
         });
     }
@@ -217,14 +225,25 @@ impl Shared {
         }
     }
 
+    /// How many flushes have not failed.
+    pub fn successes(&self) -> u64 {
+        self.endings.read(|endings| endings.successes)
+    }
+
+    /// What failed, and waits for its time, is tried again at once.
+    pub fn retry_now(&self) {
+        let (woken, _) = self.flushes.wake_waiting(Duration::MAX);
+        (0..woken).for_each(|_| self.writers.call());
+    }
+
     /// Sleeps until `settled`, looking again whenever a flush has ended.
     pub fn wait_until(&self, mut settled: impl FnMut() -> bool) {
         loop {
-            let before = self.endings.read(|count| *count);
+            let before = self.endings.read(|endings| endings.all);
             if settled() {
                 return;
             }
-            self.endings.wait(|count| match *count == before {
+            self.endings.wait(|endings| match endings.all == before {
                 true => Look::Nothing,
                 false => Look::Found(()),
             });

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use commit_log::LogStats;
 use env::Env;
@@ -20,19 +20,15 @@ use crate::error::{Damages, StoreError};
 use crate::file_cache::FileCache;
 use crate::logger::Phase;
 use crate::names::{self, BUCKETS_DIR, CLEAN_FILE, GONE_SUFFIX, NEW_SUFFIX};
-use crate::queue::Urgency;
 use crate::recovery::{Found, Opening};
 use crate::replay::open_log;
 use crate::shared::Shared;
-use crate::spec::{BucketSpec, replace_file};
+use crate::spec::BucketSpec;
 use crate::stats::BucketCounters;
 use crate::sync::prove_files;
 use crate::turn::Turn;
-use crate::vb::{Attached, Home, Vb};
+use crate::vb::{Home, Vb};
 use crate::{LogOptions, Options};
-
-/// A shutdown goes on without a vBucket whose flush has failed this often since it began.
-const DRAIN_FAILURES_MAX: u32 = 4;
 
 /// The buckets of a data directory.
 ///
@@ -40,26 +36,19 @@ const DRAIN_FAILURES_MAX: u32 = 4;
 /// 2. The mark of a clean stop is on disk only while nothing can be written: it is taken back, durably, before the first
 ///    flush and put there after the last.
 pub struct Store {
-    shared: Arc<Shared>,
-    data_dir: PathBuf,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) data_dir: PathBuf,
     buckets: Mutex<BTreeMap<String, Slot>>,
     /// Of all buckets this run has seen. The commit log tells a bucket from its successor by them.
     uuids: Mutex<HashSet<BucketUuid>>,
     was_clean: bool,
-    is_drained: AtomicBool,
+    pub(crate) is_drained: AtomicBool,
 }
 
 enum Slot {
     /// Being created or deleted: the name is taken.
     Busy,
     Open(Arc<BucketStore>),
-}
-
-/// How a drain ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Drained {
-    /// vBuckets with changes that are not in their file: poisoned, or their flush went on failing.
-    pub left: Vec<(String, VbId)>,
 }
 
 impl Store {
@@ -336,49 +325,6 @@ impl Store {
             tracing::warn!(bucket = spec.name, "the files of a deleted bucket could not be removed yet: {error}");
         }
         Ok(())
-    }
-
-    /// Asks for a flush of everything that waits, without waiting for it.
-    pub fn start_drain(&self) {
-        self.shared.logger.filer.file_all();
-        for bucket in self.buckets() {
-            for vb in bucket.vbs().iter().filter(|vb| vb.is_dirty()) {
-                self.shared.changed(vb, Urgency::Durable);
-            }
-        }
-    }
-
-    /// Flushes everything that waits and ends all flushing, for a shutdown. Blocks until each vBucket's changes are in its
-    /// file, or it is clear that they will not be. Nothing may be appended to the changelogs any more.
-    pub fn drain(&self) -> Drained {
-        // What it has copied is not needed, and what it holds up is.
-        self.shared.compactor.stop();
-        self.shared.switch.stop();
-        // Whatever the log could not take goes to the files now, like everything else.
-        self.shared.logger.close();
-        self.start_drain();
-        let mut left = Vec::new();
-        for bucket in self.buckets() {
-            for vb in bucket.vbs() {
-                let failures_before = vb.failures();
-                let gives_up =
-                    || vb.ticket.is_waiting() && vb.failures() >= failures_before.saturating_add(DRAIN_FAILURES_MAX);
-                self.shared.wait_until(|| gives_up() || !(vb.ticket.is_busy() || vb.ticket.is_waiting()));
-                // A poisoned one too: what it could not write would be missed by whoever takes the stop for a clean one.
-                let is_behind = |a: Arc<Attached>| a.log.marks.high() > a.log.marks.filed() || vb.wants_record(&a);
-                if vb.attached().is_some_and(is_behind) {
-                    left.push((bucket.spec().name.clone(), vb.id));
-                }
-            }
-        }
-        self.shared.stop_writing();
-        if left.is_empty() && !self.is_drained.swap(true, Ordering::AcqRel) {
-            let storage = &*self.shared.env.storage;
-            if let Err(error) = replace_file(storage, &self.data_dir, CLEAN_FILE, b"") {
-                tracing::warn!("the mark of a clean stop could not be written: {error}");
-            }
-        }
-        Drained { left }
     }
 }
 

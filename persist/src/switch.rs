@@ -6,6 +6,9 @@
 //!      │                                                  │ (a file that cannot  ▼
 //!      └── the log's directory goes ◀── leaving: what the log has is filed ◀── held: submissions that began before end
 //! ```
+//! A log that has the only copy of changes of a vBucket that takes no more writes cannot give their room back. While it has some
+//! left it is used on. Once it is full it is kept: everybody else's changes go to the files, until a restart.
+//!
 //! At every moment one of the two makes changes durable, except while entering and held, which take as long as what is under
 //! way. Wherever a crash comes, there is one log or none, and files that a replay of it completes: [`crate::flusher`] says
 //! why no replay takes a file back.
@@ -40,17 +43,24 @@ enum Step {
     Leaving(Vec<Arc<Vb>>),
     /// All of the log is filed, and nobody writes it any more.
     Left,
+    /// Nobody writes it any more, and a restart needs it: see [`Switch::block`].
+    Kept,
     /// The log failed: only a restart can tell what it holds.
     Stuck,
 }
 
 /// 1. One task takes the steps; it looks again whenever something ended that it may be waiting for.
-/// 2. A log is left only when it is filed. If that cannot be, as a file takes no more writes, it is used on.
+/// 2. A log is left only when it is filed. If that cannot be, as a file takes no more writes, it is used on, or kept if it has no
+///    room.
+/// 3. What a log that is kept has of a vBucket does not grow: what it had taken and not written is taken back before a file goes
+///    on beyond it.
 pub(crate) struct Switch {
     data_dir: OnceLock<PathBuf>,
     wanted: Mutex<Option<LogOptions>>,
     step: Mutex<Step>,
     is_under_way: AtomicBool,
+    /// The log has no room, and what holds it can never be filed.
+    is_blocked: AtomicBool,
     task: OnceLock<TaskHandle>,
 }
 
@@ -61,6 +71,7 @@ impl Switch {
             wanted: Mutex::ranked(Rank::CommitQueue, None),
             step: Mutex::ranked(Rank::CommitQueue, Step::Off),
             is_under_way: AtomicBool::new(false),
+            is_blocked: AtomicBool::new(false),
             task: OnceLock::new(),
         }
     }
@@ -84,12 +95,29 @@ impl Switch {
         self.look();
     }
 
+    /// The log is full, and all that keeps it so are vBuckets that take no writes: whatever is wanted, everybody else does
+    /// without it.
+    pub fn block(&self) {
+        let wanted = self.wanted.lock();
+        let is_news = !self.is_blocked.swap(true, Ordering::AcqRel);
+        if is_news {
+            self.is_under_way.store(true, Ordering::Release);
+        }
+        drop(wanted);
+        self.look();
+    }
+
+    fn is_blocked(&self) -> bool {
+        self.is_blocked.load(Ordering::Acquire)
+    }
+
     /// Nothing more is to be done, unless something else is wanted by now.
     fn rest(&self, step: &Step) -> bool {
         let wanted = self.wanted.lock();
+        let is_wanted = wanted.is_some() && !self.is_blocked();
         let rests = match step {
-            Step::On => wanted.is_some(),
-            Step::Off => wanted.is_none(),
+            Step::On => is_wanted,
+            Step::Off => !is_wanted,
             _ => true,
         };
         self.is_under_way.store(!rests, Ordering::Release);
@@ -157,7 +185,7 @@ impl Task for Switching {
 impl Shared {
     fn take_step(self: &Arc<Shared>, pools: &Pools, step: Step) -> Turn {
         let logger = &self.logger;
-        let wanted = self.switch.wanted.lock().clone();
+        let wanted = self.switch.wanted.lock().clone().filter(|_| !self.switch.is_blocked());
         match (step, wanted) {
             (Step::Off, None) => {
                 tracing::info!("the commit log is off: each vBucket's changes are committed to its file");
@@ -197,6 +225,9 @@ impl Shared {
                     return Turn::Go(Step::Held(left));
                 }
                 // What the log has is known, and does not grow.
+                if self.switch.is_blocked() {
+                    self.take_back();
+                }
                 logger.set_phase(Phase::Leaving);
                 logger.look_at_all();
                 Turn::Go(Step::Leaving(logger.everyone()))
@@ -204,6 +235,7 @@ impl Shared {
             (Step::Leaving(_), Some(_)) => self.stay(),
             (Step::Leaving(left), None) => self.leave(left),
             (Step::Left, _) => self.end(),
+            (Step::Kept, _) => Turn::Done(Step::Kept),
             (Step::Stuck, _) => Turn::Done(Step::Stuck),
         }
     }
@@ -249,8 +281,9 @@ impl Shared {
                 left.pop();
                 continue;
             }
-            if let Some(reason) = attached.log.marks.poisoned() {
-                let (bucket, vb) = (&vb.home.name, vb.id.0);
+            let Some(reason) = attached.log.marks.poisoned() else { return Turn::Wait(Step::Leaving(left)) };
+            let (bucket, vb) = (&vb.home.name, vb.id.0);
+            if !self.switch.is_blocked() {
                 tracing::error!(
                     bucket,
                     vb,
@@ -259,13 +292,38 @@ impl Shared {
                 *self.switch.wanted.lock() = Some(LogOptions::default());
                 return self.stay();
             }
-            return Turn::Wait(Step::Leaving(left));
+            left.pop();
+        }
+        // Whoever was waited for meanwhile may be one of them by now.
+        let mut held = self.logger.everyone().into_iter().filter(|vb| vb.is_held_by_log());
+        if let Some(vb) = held.next().filter(|_| self.switch.is_blocked()) {
+            let (bucket, id, why) = (&vb.home.name, vb.id.0, vb.poisoned().unwrap_or_default());
+            tracing::error!(
+                bucket,
+                vb = id,
+                "the commit log is full, and is kept as it is until a restart, as only it has the changes of a vBucket. \
+                 Those of others are committed to their files, which takes longer. Restart soon: {why}"
+            );
+            self.take_back();
+            return Turn::Done(Step::Kept);
         }
         // All of it is filed. Nobody writes to it from here on, and nobody hears of it.
         log.stop();
         match log.poisoned() {
             Some(reason) => stuck(&reason),
             None => Turn::Go(Step::Left),
+        }
+    }
+
+    /// The log gives up what it took and has not written, which the files are given instead.
+    fn take_back(&self) {
+        let Some(log) = self.logger.log() else { return };
+        log.abandon();
+        for vb in self.logger.everyone() {
+            if let Some(attached) = vb.attached() {
+                attached.records.lock().forget_submitted();
+                attached.submitted.fetch_min(attached.log.marks.durable().0, Ordering::AcqRel);
+            }
         }
     }
 
@@ -297,6 +355,7 @@ impl Shared {
                 attached.records.lock().forget_submitted();
             }
         }
+        self.switch.is_blocked.store(false, Ordering::Release);
         self.logger.set_phase(Phase::Off);
         self.logger.set_log(None);
         self.logger.look_at_all();

@@ -153,8 +153,9 @@ struct State {
     attached: Option<Arc<Attached>>,
     /// No new file gets a lower revision.
     next_rev: u64,
-    /// Failed flushes since the last good one.
+    /// Failed flushes since the last good one, and what the newest of them said.
     failures: u32,
+    failure: Option<String>,
     /// The last time that it was.
     deleted: Option<Deleted>,
     unnamed: Option<Unnamed>,
@@ -186,6 +187,7 @@ impl Vb {
             attached: None,
             next_rev: next_rev.max(deleted.map_or(0, |deleted| deleted.rev.saturating_add(1))),
             failures: 0,
+            failure: None,
             deleted,
             unnamed: None,
         };
@@ -213,7 +215,7 @@ impl Vb {
     pub fn set_committed(&self, committed: Committed) {
         let committed = Arc::new(committed);
         let mut state = self.state.lock();
-        state.failures = 0;
+        (state.failures, state.failure) = (0, None);
         state.committed = Some(committed);
     }
 
@@ -333,9 +335,17 @@ impl Vb {
         self.state.lock().failures
     }
 
-    pub fn add_failure(&self) -> u32 {
+    /// Why the last flush failed, if it did.
+    pub fn failure(&self) -> Option<String> {
+        self.state.lock().failure.clone()
+    }
+
+    /// How often flushes have failed in a row.
+    pub fn add_failure(&self, error: &StoreError) -> u32 {
+        let failure = Some(error.to_string());
         let mut state = self.state.lock();
         state.failures += 1;
+        state.failure = failure;
         state.failures
     }
 
@@ -377,7 +387,7 @@ impl Vb {
         let mut state = self.state.lock();
         let (high, visible) = committed.as_ref().map(|there| (there.high, there.facts.max_visible)).unwrap_or_default();
         attached.log.marks.roll_back(high, visible);
-        state.failures = 0;
+        (state.failures, state.failure) = (0, None);
         state.committed = committed.map(Arc::new);
     }
 
@@ -408,6 +418,19 @@ impl Vb {
             attached.log.marks.poison(reason);
         }
         attached.nudge.marks_moved(self.id);
+        // What it holds of the log it holds for good.
+        self.home.shared.logger.filer.wake();
+    }
+
+    /// Why it takes no writes until a restart, if so.
+    pub fn poisoned(&self) -> Option<String> {
+        self.attached()?.log.marks.poisoned().map(str::to_owned)
+    }
+
+    /// It takes no writes until a restart, which needs the commit log for it.
+    pub fn is_held_by_log(&self) -> bool {
+        let is_held = |attached: Arc<Attached>| attached.log.marks.poisoned().is_some() && !attached.is_filed();
+        self.attached().is_some_and(is_held)
     }
 
     /// Whether a flush would find something to do.

@@ -94,6 +94,7 @@ fn a_compaction_that_fails_leaves_the_old_file_and_gives_the_space_back() {
         (Op::Write, ENOSPC),
         (Op::Write, EIO),
         (Op::Sync, EIO),
+        (Op::WriteBack, EIO),
         (Op::Rename, EIO),
         (Op::SyncDir, EIO),
         (Op::Read, EIO),

@@ -2,6 +2,7 @@
 
 mod rig;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -64,7 +65,9 @@ fn a_failed_sync_poisons_its_vbucket_and_shows_nothing() {
             history.changes.insert(1, vec![other]);
             history.durable.insert(1, 1);
             assert_eq!(node.nudges(), nudges + 1);
-            assert_eq!(node.store.drain().left, [("b".to_owned(), VbId(0))]);
+            let left: Vec<_> = node.store.drain().left.into_iter().map(|left| (left.vb, left.why)).collect();
+            assert_eq!(left.len(), 1);
+            assert!(left[0].0 == VbId(0) && left[0].1.starts_with("fsync of "), "{left:?}");
 
             drop(node);
             let env = sim.power_cut(fate);
@@ -148,6 +151,92 @@ fn a_failing_flush_waits_longer_each_time_and_acknowledges_nothing() {
     sim.storage.arm(FaultPlan::new());
     node.stepper.advance(Duration::from_secs(5));
     assert_eq!((node.durable(0), read(&node, "a").unwrap()), (2, b"two".to_vec()));
+}
+
+/// Goal: a stop does not wait for files that cannot be written, says which and why, and whether anything is lost. Method: no
+/// file takes a write; how long the stop goes on is told by the test's clock.
+#[test]
+fn a_stop_leaves_without_what_cannot_be_filed_and_says_what_becomes_of_it() {
+    for mode in MODES {
+        let (mut sim, node) = started(11, mode);
+        (0..rig::VBS).for_each(|vb| drop(node.set(vb, "a", b"one")));
+        node.file_all();
+        let filed = |node: &Node| (0..rig::VBS).map(|vb| node.logs[usize::from(vb)].marks.filed().0).sum::<u64>();
+        assert_eq!(filed(&node), u64::from(rig::VBS));
+        sim.storage.arm(FaultPlan::new().rule(Rule::new(Op::Write, Fault::Errno(EIO)).path(".couch").sticky()));
+        (0..rig::VBS).for_each(|vb| drop(node.set(vb, "b", b"two")));
+        node.set(0, "c", b"three");
+        // Retries are at their longest pause.
+        node.stepper.advance(Duration::from_secs(60));
+
+        let failures = node.bucket.stats().flush_failures;
+        let mut drain = node.store.begin_drain();
+        node.run();
+        let tried = node.bucket.stats().flush_failures - failures;
+        assert_eq!(tried, u64::from(rig::VBS), "what waits for its next time is tried at once");
+        let mut waited = 0;
+        while !drain.is_over() {
+            node.stepper.advance(Duration::from_secs(1));
+            waited += 1;
+            assert!(waited <= 10, "{mode:?}");
+        }
+        assert_eq!(waited, 10, "{mode:?}: it is tried again for a while");
+        let drained = drain.end();
+        let told = drained.to_string();
+        assert_eq!(drained.left.len(), usize::from(rig::VBS));
+        assert!(
+            told.contains("vBuckets whose files lack changes: 0, 1, 2, 3; 0: ") && told.contains("os error 5"),
+            "{told}"
+        );
+        match mode.is_logged() {
+            true => assert!(
+                told.contains("the next start files them: 5; changes that are not known to be on disk: 0"),
+                "{told}"
+            ),
+            false => assert!(told.contains("on disk: 5, of vBuckets: 4; none of them was acknowledged"), "{told}"),
+        }
+        assert_eq!(drained.is_lossy(), !mode.is_logged());
+        drop(node);
+        let node = Node::start_with(&sim.kill(), 1, mode.options()).unwrap();
+        assert!(!node.store.was_clean());
+        assert_eq!(filed(&node), if mode.is_logged() { 9 } else { 4 }, "{mode:?}");
+    }
+}
+
+/// A file that cannot be written holds nobody else up, and everybody is waited for as long as anybody gets further.
+#[test]
+fn a_stop_waits_while_any_file_gets_further() {
+    let (sim, node) = started(12, Mode::Kept);
+    sim.storage.arm(FaultPlan::new().rule(Rule::new(Op::Write, Fault::Errno(EIO)).path(".couch").sticky()));
+    (0..rig::VBS).for_each(|vb| drop(node.set(vb, "a", b"one")));
+    node.run();
+    let mut drain = node.store.begin_drain();
+    node.stepper.advance(Duration::from_secs(9));
+    assert!(!drain.is_over());
+    let others = Rule::new(Op::Write, Fault::Errno(EIO)).path("2.couch").sticky();
+    sim.storage.arm(FaultPlan::new().rule(others));
+    node.stepper.advance(Duration::from_secs(5));
+    assert!(!drain.is_over());
+    node.stepper.advance(Duration::from_secs(9));
+    assert!(!drain.is_over());
+    node.stepper.advance(Duration::from_secs(1));
+    assert!(drain.is_over());
+    let left: Vec<_> = drain.end().left.iter().map(|left| (left.vb.0, left.lost)).collect();
+    assert_eq!(left, [(2, 1)]);
+}
+
+/// The log is no help to a bucket whose directory somebody removed, or if its own is gone.
+#[test]
+fn a_stop_says_that_what_was_promised_is_lost_if_its_directory_was_removed() {
+    let (sim, node, _) = flushed_under(Mode::Logged, FaultPlan::new());
+    let files = Rule::new(Op::Write, Fault::Errno(EIO)).path(".couch").sticky();
+    sim.storage.arm(FaultPlan::new().rule(files));
+    node.env.storage.remove_file(Path::new("/data/buckets/b/bucket.json")).unwrap();
+    let mut drain = node.store.begin_drain();
+    node.stepper.advance(Duration::from_secs(10));
+    assert!(drain.is_over());
+    let told = drain.end().to_string();
+    assert!(told.contains("on disk: 2, of vBuckets: 1; acknowledged as durable: 2"), "{told}");
 }
 
 /// S34: the disk fills up, is said to be full, reads go on, and space is all it takes to recover.

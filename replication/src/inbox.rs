@@ -9,9 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use persist::Changes;
 use types::rank::Rank;
+use types::sync::{AtomicBool, Mutex};
 use types::{Item, VbId};
-
-use crate::sync::{AtomicBool, Mutex};
 
 /// Has the owner of a producer or a consumer look at it. May wake it for nothing.
 pub trait Wake: Send + Sync {

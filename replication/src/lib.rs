@@ -30,7 +30,6 @@ mod rollback;
 mod snapshot;
 mod stats;
 mod stream;
-mod sync;
 mod takeover;
 mod terms;
 

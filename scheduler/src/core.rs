@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use env::Clock;
 use types::rank::Rank;
+use types::sync::{AtomicU64, Mutex, thread_local};
 
 use crate::PoolKind;
 use crate::park::{Bay, Look, Wake};
 use crate::pool::Pool;
 use crate::stats::{Stats, TaskStats};
-use crate::sync::{AtomicU64, Mutex, thread_local};
 use crate::task::{Cell, Context, Next, TaskHandle};
 use crate::timer::Timers;
 use crate::word::{Ended, Woken};

@@ -29,7 +29,6 @@ mod stats;
 mod stepper;
 #[cfg(all(test, shuttle))]
 mod storms;
-mod sync;
 mod task;
 mod timer;
 mod word;

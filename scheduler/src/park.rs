@@ -9,8 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
 use types::rank::Rank;
-
-use crate::sync::{AtomicBool, Mutex, park, thread};
+use types::sync::{AtomicBool, Mutex, park, thread};
 
 /// A value, and the threads asleep until it changes.
 ///

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use types::rank::Rank;
+use types::sync::{Mutex, thread};
 
 use crate::PoolKind;
 use crate::core::Core;
 use crate::park::{Bay, Look, Wake};
 use crate::ready::Ready;
 use crate::stats::PoolStats;
-use crate::sync::{Mutex, thread};
 use crate::task::{Cell, TaskHandle};
 
 /// A queue of ready tasks and the threads that serve it.

@@ -7,11 +7,11 @@ use std::time::Duration;
 use env::{Clock, Env};
 use metrics::Registry;
 use types::rank::Rank;
+use types::sync::{Mutex, thread};
 
 use crate::core::Core;
 use crate::pool::join_others;
 use crate::stats::{self, Stats};
-use crate::sync::{Mutex, thread};
 use crate::task::{Once, Task, TaskHandle};
 
 /// A pool is named by what its tasks wait for, so that one kind of waiting does not hold up another.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use env::Clock;
 use env::sim::SimClock;
 use types::rank::Rank;
+use types::sync::Mutex;
 
 use crate::core::Core;
 use crate::pools::{PoolKind, Pools};
-use crate::sync::Mutex;
 
 /// More runs than this without a pause are a task that wakes itself forever.
 const RUNS_MAX: usize = 1_000_000;

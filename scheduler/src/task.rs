@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use env::Clock;
 use types::rank::Rank;
+use types::sync::{AtomicBool, AtomicU64, Mutex};
 
 use crate::core::Core;
 use crate::ready::Class;
 use crate::stats::TaskStats;
-use crate::sync::{AtomicBool, AtomicU64, Mutex};
 use crate::word::{Cancelled, Woken, Word};
 use crate::{PoolKind, core};
 

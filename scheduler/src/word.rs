@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use crate::sync::AtomicU32;
+use types::sync::AtomicU32;
 
 /// Somebody asked for a run that has not begun.
 const WOKEN: u32 = 1;

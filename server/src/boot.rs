@@ -174,12 +174,15 @@ pub fn serve(config: Config, origin: Origin, until_eof: bool) -> Result<(), Refu
     front.drain(DRAIN_MAX);
     // From here on no client can change anything.
     let drained = engine.drain();
-    for (bucket, vb) in &drained.left {
-        tracing::error!("bucket {bucket}, vBucket {vb}: the last changes could not be written");
-    }
-    // From here on everything is on disk, and the directory says so.
+    // From here on all is on disk that ever will be, and if it is everything the directory says so.
     drop(admin);
     pools.shutdown(Stop::Cancel);
+    if drained.is_lossy() {
+        return Err(anyhow::anyhow!("{drained}")).or_exit(Exit::Lost);
+    }
+    if !drained.left.is_empty() {
+        drained.to_string().lines().for_each(|line| tracing::warn!("{line}"));
+    }
     tracing::info!("stopped");
     Ok(())
 }

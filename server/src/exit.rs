@@ -14,6 +14,8 @@ pub enum Exit {
     Damaged = 3,
     /// The environment: port, permission, disk, a second server on the directory.
     Environment = 4,
+    /// It stopped as asked, but changes that it had taken are not on disk: the message says how many of which vBuckets, and why.
+    Lost = 5,
 }
 
 impl From<Exit> for ExitCode {

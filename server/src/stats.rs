@@ -12,6 +12,9 @@ use serde_json::{Value as Json, json};
 
 use crate::reload::InEffect;
 
+/// Of vBuckets with one trouble so many are named.
+const HOLDERS_MAX: usize = 5;
+
 /// The groups that the process answers.
 pub struct Process {
     registry: Arc<Registry>,
@@ -159,6 +162,11 @@ impl Process {
         number("log_segments", &log.segments);
         number("log_bytes_in_use", &log.bytes_in_use);
         number("log_bytes_max", &log.bytes_max);
+        let held_by = store.buckets().into_iter().flat_map(|bucket| {
+            let name = bucket.spec().name.clone();
+            bucket.held_by_log().into_iter().map(move |vb| format!("{name}/{vb}"))
+        });
+        number("log_held_by", &held_by.take(HOLDERS_MAX).collect::<Vec<_>>().join(" "));
         number("log_full_why", &log.full.as_deref().unwrap_or(""));
         number("log_poisoned_why", &log.poisoned.as_deref().unwrap_or(""));
     }
@@ -275,7 +283,7 @@ fn process_families(began: Instant) -> [Family; 3] {
 /// Numbers of each bucket. The engine is held weakly: statistics do not keep it alive.
 fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
     type Read = fn(&engine::Bucket) -> i64;
-    let rows: [(&'static str, &'static str, Read); 15] = [
+    let rows: [(&'static str, &'static str, Read); 17] = [
         ("bucket_items", "Live documents.", |b| b.items() as i64),
         ("bucket_memory_used_bytes", "Memory charged to the bucket.", |b| b.memory_used() as i64),
         ("bucket_quota_bytes", "Memory the bucket may use.", |b| b.quota_bytes() as i64),
@@ -290,6 +298,14 @@ fn bucket_families(engine: &Arc<engine::Engine>) -> Vec<Family> {
         ("bucket_poisoned_vbuckets", "vBuckets that are not written any more because a sync failed.", |b| {
             b.store().stats().poisoned.len() as i64
         }),
+        ("bucket_log_held_vbuckets", "vBuckets not written any more, of which only the commit log has all.", |b| {
+            b.store().held_by_log().len() as i64
+        }),
+        (
+            "bucket_degraded",
+            "1: no document is served until other nodes have said that this one is still to be asked.",
+            |b| i64::from(b.is_held()),
+        ),
         ("bucket_unloadable_vbuckets", "vBuckets whose file could not be read whole.", |b| {
             b.warm_up_progress().failed as i64
         }),

@@ -234,6 +234,43 @@ fn a_cluster_is_laid_out_once_and_its_nodes_end_with_it() {
     server.stop();
 }
 
+/// Goal: one of two nodes that comes back while the other is gone waits for a decision, and whoever looks is told which. Method: the
+/// tool, the log, the metrics and a client are asked; what they say to run is run.
+#[test]
+fn a_node_that_waits_for_the_other_says_so_everywhere_and_names_the_command() {
+    let dir = directory();
+    let nodes = Nodes::start(dir.path(), 2, 1, VBUCKETS);
+    let [first, second] = [nodes.kv[0].clone(), nodes.kv[1].clone()];
+    let reply = nodes.client(&first).set(0, "k", b"v", Some(Level::Majority)).expect("an answer");
+    assert_eq!(reply.status, Status::Success);
+    nodes.server.stop();
+
+    let data = dir.path().join("node-0");
+    let listen = format!("--kv={first}");
+    let serve = Serve::bare().arg("--bucket=").arg("--data-dir").arg(data).arg(listen).arg("--admin=127.0.0.1:0");
+    let mut server = serve.start();
+    let command = format!("cluster failover {second} --kv {first} --bucket default");
+    let says_so = |text: &str| text.contains("of 2 nodes 1 answer") && text.contains(&format!("settee {command}"));
+    assert!(server.wait_for_log(&command) && says_so(&server.stderr), "{}", server.stderr);
+    let mut client = log_in(&first);
+    let reply = client.get(0, "k").expect("an answer");
+    assert!(reply.status == Status::Etmpfail && says_so(&reply.text()), "{:?}: {}", reply.status, reply.text());
+    let seen = run(&["cluster", "status", "--kv", &first]);
+    assert!(says_so(seen.fine()) && seen.fine().contains("waiting"), "{}", seen.fine());
+    let is_degraded = |yes: u8| {
+        let metrics = server.http("/metrics").1;
+        assert!(metrics.contains(&format!("bucket_degraded{{bucket=\"default\"}} {yes}")), "{metrics}");
+    };
+    is_degraded(1);
+
+    run(&command.split(' ').collect::<Vec<_>>()).fine();
+    assert_eq!(client.get(0, "k").expect("an answer").text(), "v");
+    is_degraded(0);
+    let seen = run(&["cluster", "status", "--kv", &first]);
+    assert!(!seen.fine().contains("waiting"), "{}", seen.fine());
+    server.stop();
+}
+
 /// Goal: what is on the disks of a majority outlives all processes. Method: both nodes are killed at once, in the middle of durable
 /// writes, and the cluster is started again.
 #[test]
@@ -250,8 +287,7 @@ fn both_nodes_may_be_killed_at_once() {
     let rows = chains(&mut log_in(&kv[0]));
     let pids: Vec<String> =
         server.said().lines().filter_map(|line| Some(line.split_once("pid=")?.1.to_owned())).collect();
-    let work = |vb: u16| {
-        let mut client = log_in(&kv[rows[usize::from(vb)][0] as usize]);
+    let work = |vb: u16, mut client: Connection| {
         let mut acknowledged = 0;
         for n in 1u64.. {
             match client.set(vb, &format!("k{vb}"), n.to_string().as_bytes(), Some(Level::PersistMajority)) {
@@ -266,9 +302,11 @@ fn both_nodes_may_be_killed_at_once() {
         }
         unreachable!("the nodes are killed")
     };
+    // All of them before any writes: one of them kills.
+    let clients: Vec<_> = (0..VBUCKETS).map(|vb| (vb, log_in(&kv[rows[usize::from(vb)][0] as usize]))).collect();
     let acknowledged: Vec<u64> = std::thread::scope(|scope| {
         let work = &work;
-        let clients: Vec<_> = (0..VBUCKETS).map(|vb| scope.spawn(move || work(vb))).collect();
+        let clients: Vec<_> = clients.into_iter().map(|(vb, client)| scope.spawn(move || work(vb, client))).collect();
         clients.into_iter().map(|client| client.join().expect("no panic")).collect()
     });
     // An end it has yet to hear of would be one of its own stop.

@@ -381,3 +381,26 @@ fn a_flipped_bit_anywhere_never_becomes_a_wrong_answer() {
     }
     println!("{refused} of 30 flips were refused at the start");
 }
+
+/// Goal: a stop that could not write everything says so, also by how it ends. Method: a file is cut short under a server that
+/// runs, which takes no more writes to it then; what was acknowledged is in the commit log, if there is one.
+#[test]
+fn a_stop_that_leaves_changes_behind_says_which_and_whether_they_are_lost() {
+    for (log, code, fate) in [
+        ("on", 0, "the next start files them: 1"),
+        ("off", 5, "not known to be on disk: 1, of vBuckets: 1; none of them was acknowledged as durable"),
+    ] {
+        let dir = harness::directory();
+        let on = || serve(dir.path()).set("persist.file_cache.files_max=0").set(&format!("persist.commit_log={log}"));
+        let server = on().start();
+        server.client(BUCKET).set(VBUCKET, "first", b"1", None).expect("an answer");
+        server.stop();
+        let server = on().start();
+        let file = harness::vbucket_files(dir.path(), BUCKET).remove(0);
+        fs::OpenOptions::new().write(true).open(file).and_then(|file| file.set_len(10)).expect("a file");
+        server.client(BUCKET).set(VBUCKET, "second", b"2", None).expect("an answer");
+        server.terminate();
+        let ended = server.ended();
+        ended.said(code, &["bucket default: vBuckets whose files lack changes: 1; 1: ", fate]);
+    }
+}

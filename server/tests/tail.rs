@@ -23,9 +23,7 @@ struct Tail {
 
 impl Tail {
     fn from(server: &Server, from: &str) -> Tail {
-        let mut command = harness::settee();
-        command.env("SETTEE_PASSWORD", PASSWORD).args(["tail", BUCKET, "--from", from, "--kv", &server.kv]);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
+        let mut child = spawn(server, from);
         let out = BufReader::new(child.stdout.take().expect("piped"));
         let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
@@ -76,6 +74,12 @@ impl Tail {
         self.child.kill().expect("our own child");
         self.child.wait().expect("our own child");
     }
+}
+
+fn spawn(server: &Server, from: &str) -> Child {
+    let mut command = harness::settee();
+    command.env("SETTEE_PASSWORD", PASSWORD).args(["tail", BUCKET, "--from", from, "--kv", &server.kv]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
 }
 
 fn start(dir: &std::path::Path) -> Server {
@@ -147,6 +151,31 @@ fn a_tail_from_now_tells_nothing_of_the_past() {
     client.set(1, "other", b"2", None).expect("an answer");
     assert_eq!(tail.told(2), ["mutation new 0/2", "mutation other 1/1"]);
     tail.kill();
+    server.stop();
+}
+
+#[test]
+fn a_tail_ends_quietly_when_its_reader_has_gone_though_nothing_changes() {
+    let dir = harness::directory();
+    let server = start(dir.path());
+    server.client(BUCKET).set(0, "only", b"1", None).expect("an answer");
+    let mut tail = spawn(&server, "beginning");
+    let mut line = String::new();
+    // What is read here goes with its reader, as in `head -n 1`.
+    BufReader::new(tail.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+    assert!(line.contains("only"), "{line}");
+    let mut stderr = tail.stderr.take().expect("piped");
+    let (sender, said) = mpsc::channel();
+    thread::spawn(move || {
+        let mut said = String::new();
+        stderr.read_to_string(&mut said).expect("text");
+        let _ = sender.send(said);
+    });
+    let said = said.recv_timeout(PATIENCE);
+    if said.is_err() {
+        tail.kill().expect("our own child");
+    }
+    assert_eq!((said.as_deref(), tail.wait().expect("our own child").code()), (Ok(""), Some(0)));
     server.stop();
 }
 

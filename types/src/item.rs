@@ -1,17 +1,16 @@
 //! One change to one key, as the hash table holds it, the changelog orders it and the file stores it. Immutable once
 //! made: readers share it, a newer change is a newer item.
 //!
-//! There are as many of these as there are documents, so an item is one allocation: counts, metadata packed to 32 bytes,
-//! then the id and the value. 100 bytes of value under a 14-byte key take 176 bytes of the heap.
+//! ```text
+//!     changelog [ .. ][ prepare 41 ][ .. ][ .. ][ commit 44 ][ .. ]        an item: a body, and what it is seen as
+//!                            └──────▶ body ◀──────────┘
+//!     documents      key ──────────────┘
+//! ```
 
-use std::cell::RefCell;
 use std::fmt;
-use std::ops::{BitAnd, BitOr};
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::ops::{BitAnd, BitOr, Deref};
 
-use triomphe::ThinArc;
-
+use crate::body::{Body, ELSEWHERE, HAS_VALUE};
 use crate::{Cas, DocKey, RevSeqno, Seqno};
 
 /// What a value's bytes are. The bits are the wire's.
@@ -128,261 +127,114 @@ pub struct Meta {
     pub deleted: Option<DeleteSource>,
 }
 
-/// One change to one key. Clones share it.
+/// One change to one key. Clones share its body.
 ///
 /// 1. Nothing of it changes but its heat.
-/// 2. Seqno and revision fit 48 bits, as in the file.
+/// 2. A prepare and its commit say the same of the document, so they share a body. What was taken for a prepare stays one,
+///    whatever becomes of it meanwhile.
+/// 3. Among the documents only bodies are kept; see [`Item::into_document`].
 #[derive(Clone)]
-pub struct Item(ThinArc<Head, u8>);
-
-/// What an item says beside its bytes: the id, then six bytes of a prepare's seqno if `kind` has one, then the value.
-struct Head {
-    cas: u64,
-    seqno_low: u32,
-    rev_low: u32,
-    flags: u32,
-    expiry: u32,
-    seqno_high: u16,
-    rev_high: u16,
-    datatype: u8,
-    id_len: u8,
-    bits: u8,
-    /// Low six bits: how much the item is in use, see [`Item::warm`]. Above: who holds it, see [`HeldBy`].
-    usage: AtomicU8,
+pub struct Item {
+    body: Body,
+    /// 0: it is seen as it was made. Else it is the commit of the prepare it was made as, so many seqnos later.
+    after: u16,
 }
 
-const _: () = assert!(size_of::<Head>() == 32 && size_of::<Option<Item>>() == 8);
-
-/// Of `Head::bits`. Two each: why deleted (0: it is not), the kind, the level of a prepare.
-const KIND_SHIFT: u8 = 2;
-const LEVEL_SHIFT: u8 = 4;
-const HAS_VALUE: u8 = 1 << 6;
-const ELSEWHERE: u8 = 1 << 7;
-
-/// A prepare's seqno among the bytes.
-const PREPARED_BYTES: usize = 6;
-
-/// One more than the highest heat.
-pub const HEATS: usize = 64;
-const HEAT_MASK: u8 = 63;
-/// Of an item just made or just brought back: it gets its chance before it may leave.
-const HEAT_FRESH: u8 = 2;
-/// Heat counts uses one by one up to here; each further step of this many takes twice as many uses.
-const HEAT_STEP: u8 = 4;
-
-/// Who counts an item's memory. One that is in both is counted once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum HeldBy {
-    Table = 64,
-    Log = 128,
-}
+const _: () = assert!(size_of::<Item>() == 16);
 
 impl Item {
     /// An item whose value, if it has one, is here.
     pub fn new(key: DocKey<'_>, meta: Meta, kind: Kind, value: Option<&[u8]>) -> Item {
         let bits = if value.is_some() { HAS_VALUE } else { 0 };
-        Item::build(key.as_bytes(), meta, kind, value.unwrap_or_default(), bits)
+        Item::seen(Body::new(key.as_bytes(), meta, kind, value.unwrap_or_default(), bits), 0)
     }
 
     /// An item known from the file, whose value was left there.
     pub fn without_value(key: DocKey<'_>, meta: Meta, kind: Kind) -> Item {
-        Item::build(key.as_bytes(), meta, kind, &[], ELSEWHERE)
+        Item::seen(Body::new(key.as_bytes(), meta, kind, &[], ELSEWHERE), 0)
     }
 
     /// The same change, its value left in the file.
     pub fn stripped(&self) -> Item {
-        let item = Item::build(self.id(), self.meta(), self.kind(), &[], ELSEWHERE);
+        let item = Item::without_value(self.key(), self.meta(), self.kind());
         item.set_heat(self.heat());
         item
     }
 
-    fn build(id: &[u8], meta: Meta, kind: Kind, value: &[u8], mut bits: u8) -> Item {
-        assert!((meta.seqno.0 | meta.rev.0) >> 48 == 0, "seqnos and revisions have 48 bits");
-        bits |= match meta.deleted {
-            None => 0,
-            Some(DeleteSource::Explicit) => 1,
-            Some(DeleteSource::Expiry) => 2,
-        };
-        let (code, level, prepared) = match kind {
-            Kind::Committed { prepared: None } => (0, 0, None),
-            Kind::Committed { prepared } => (1, 0, prepared),
-            Kind::Prepare { level } => (2, level as u8, None),
-            Kind::Abort { prepared } => (3, 0, Some(prepared)),
-        };
-        let head = Head {
-            cas: meta.cas.0,
-            seqno_low: meta.seqno.0 as u32,
-            rev_low: meta.rev.0 as u32,
-            flags: meta.flags,
-            expiry: meta.expiry,
-            seqno_high: (meta.seqno.0 >> 32) as u16,
-            rev_high: (meta.rev.0 >> 32) as u16,
-            datatype: meta.datatype.0,
-            id_len: u8::try_from(id.len()).expect("ids have at most 251 bytes"),
-            bits: bits | code << KIND_SHIFT | level << LEVEL_SHIFT,
-            usage: AtomicU8::new(HEAT_FRESH),
-        };
-        // Put together here first: only bytes that lie side by side can be copied into place in one go.
-        SCRATCH.with_borrow_mut(|bytes| {
-            bytes.clear();
-            bytes.extend_from_slice(id);
-            if let Some(prepared) = prepared {
-                bytes.extend_from_slice(&prepared.0.to_be_bytes()[8 - PREPARED_BYTES..]);
-            }
-            bytes.extend_from_slice(value);
-            let item = Item(ThinArc::from_header_and_slice(head, bytes));
-            bytes.shrink_to(SCRATCH_BYTES_MAX);
-            item
-        })
+    pub(crate) fn seen(body: Body, after: u16) -> Item {
+        Item { body, after }
     }
 
-    fn head(&self) -> &Head {
-        &self.0.header.header
+    /// The commit of this prepare: everything but seqno and kind as it says.
+    pub fn committed_as(&self, seqno: Seqno) -> Item {
+        let after = seqno.0.checked_sub(self.body.seqno().0).and_then(|after| u16::try_from(after).ok());
+        match after.filter(|after| *after > 0 && self.after == 0 && self.body.is_prepare()) {
+            Some(after) => Item::seen(self.body.clone(), after),
+            None => self.copied(Meta { seqno, ..self.meta() }, Kind::Committed { prepared: Some(self.seqno()) }),
+        }
+    }
+
+    fn copied(&self, meta: Meta, kind: Kind) -> Item {
+        match self.resident() {
+            true => Item::new(self.key(), meta, kind, self.has_value().then(|| self.value())),
+            false => Item::without_value(self.key(), meta, kind),
+        }
+    }
+
+    /// The body to keep among the documents. It remembers what committed it: [`Body::committed`] is this item again.
+    pub fn into_document(self) -> Body {
+        debug_assert!(self.is_committed());
+        if self.after == 0 || self.body.set_committed_after(self.after) {
+            return self.body;
+        }
+        // Committed twice, which cannot be told of one body.
+        self.copied(self.meta(), self.kind()).body
+    }
+
+    /// Of a prepare: its commit, which shares the body, is among the documents, or was.
+    pub fn has_shared_commit(&self) -> bool {
+        self.after == 0 && self.body.committed_after() > 0
+    }
+
+    /// The prepare whose body this commit shares.
+    pub fn shares_with(&self) -> Option<Seqno> {
+        (self.after > 0).then(|| self.body.seqno())
+    }
+
+    pub fn body(&self) -> &Body {
+        &self.body
     }
 
     pub fn meta(&self) -> Meta {
-        let head = self.head();
-        Meta {
-            seqno: self.seqno(),
-            cas: Cas(head.cas),
-            rev: RevSeqno(u64::from(head.rev_high) << 32 | u64::from(head.rev_low)),
-            flags: head.flags,
-            expiry: head.expiry,
-            datatype: Datatype(head.datatype),
-            deleted: match head.bits & 3 {
-                0 => None,
-                1 => Some(DeleteSource::Explicit),
-                _ => Some(DeleteSource::Expiry),
-            },
-        }
+        Meta { seqno: self.seqno(), ..self.body.meta() }
     }
 
     pub fn kind(&self) -> Kind {
-        let prepared = || {
-            let at = usize::from(self.head().id_len);
-            let bytes = &self.0.slice[at..at + PREPARED_BYTES];
-            Seqno(bytes.iter().fold(0, |n, byte| n << 8 | u64::from(*byte)))
-        };
-        match self.code() {
-            0 => Kind::Committed { prepared: None },
-            1 => Kind::Committed { prepared: Some(prepared()) },
-            2 => {
-                let level = Level::from_wire(self.head().bits >> LEVEL_SHIFT & 3);
-                Kind::Prepare { level: level.expect("made from a level") }
-            }
-            _ => Kind::Abort { prepared: prepared() },
+        match self.shares_with() {
+            None => self.body.kind(),
+            prepared => Kind::Committed { prepared },
         }
-    }
-
-    fn code(&self) -> u8 {
-        self.head().bits >> KIND_SHIFT & 3
     }
 
     pub fn seqno(&self) -> Seqno {
-        let head = self.head();
-        Seqno(u64::from(head.seqno_high) << 32 | u64::from(head.seqno_low))
-    }
-
-    pub fn key(&self) -> DocKey<'_> {
-        DocKey::parse(self.id()).expect("items are made from checked keys")
-    }
-
-    /// The id bytes: collection prefix + logical key.
-    pub fn id(&self) -> &[u8] {
-        &self.0.slice[..usize::from(self.head().id_len)]
-    }
-
-    /// The stored value: xattr section (if the datatype says so) and body, compressed if the datatype says so.
-    /// Meaningless unless [`Item::resident`].
-    pub fn value(&self) -> &[u8] {
-        let prepared = if self.code() & 1 == 1 { PREPARED_BYTES } else { 0 };
-        &self.0.slice[usize::from(self.head().id_len) + prepared..]
-    }
-
-    /// Whether there is a value at all (an empty one counts). A tombstone without xattrs has none.
-    pub fn has_value(&self) -> bool {
-        self.head().bits & HAS_VALUE != 0
-    }
-
-    /// False: the value must be fetched from the file first.
-    pub fn resident(&self) -> bool {
-        self.head().bits & ELSEWHERE == 0
-    }
-
-    pub fn is_deleted(&self) -> bool {
-        self.head().bits & 3 != 0
+        Seqno(self.body.seqno().0 + u64::from(self.after))
     }
 
     pub fn is_committed(&self) -> bool {
-        self.code() < 2
+        self.after > 0 || !(self.body.is_prepare() || self.body.is_abort())
     }
 
-    /// How much the item is in use, below [`HEATS`], on a scale on which a step of 4 is twice the uses.
-    pub fn heat(&self) -> u8 {
-        self.head().usage.load(Relaxed) & HEAT_MASK
-    }
-
-    pub fn set_heat(&self, heat: u8) {
-        let usage = self.head().usage.load(Relaxed);
-        // Whoever comes between says something newer.
-        let _ = self.head().usage.compare_exchange(usage, usage & !HEAT_MASK | heat & HEAT_MASK, Relaxed, Relaxed);
-    }
-
-    /// The item was used. `dice` is any number that differs from use to use. An item in constant use is written to
-    /// rarely; two uses at once may count as one.
-    pub fn warm(&self, dice: u64) {
-        let heat = self.heat();
-        let one_in = 1u64 << (heat / HEAT_STEP);
-        if dice & (one_in - 1) == 0 && heat < HEAT_MASK {
-            self.set_heat(heat + 1);
-        }
-    }
-
-    /// Time has passed: half of the uses are forgotten.
-    pub fn cool(&self) {
-        let heat = self.heat();
-        if heat > 0 {
-            self.set_heat(if heat > 2 * HEAT_STEP { heat - HEAT_STEP } else { heat / 2 });
-        }
-    }
-
-    /// Notes that it is held. Returns whether the other one holds it too.
-    pub fn enter(&self, by: HeldBy) -> bool {
-        self.is_held_otherwise(by, self.head().usage.fetch_or(by as u8, AcqRel))
-    }
-
-    /// Notes that it is held no longer. Returns whether the other one still holds it.
-    pub fn leave(&self, by: HeldBy) -> bool {
-        self.is_held_otherwise(by, self.head().usage.fetch_and(!(by as u8), AcqRel))
-    }
-
-    fn is_held_otherwise(&self, by: HeldBy, usage: u8) -> bool {
-        usage & !HEAT_MASK & !(by as u8) != 0
-    }
-
-    /// Bytes of memory this item holds (not the table slot that points to it).
+    /// Bytes of memory that it brings: its body, or nothing but itself if that came with its prepare.
     pub fn memory(&self) -> usize {
-        // Two counts before the head and the bytes after it.
-        allocated(16 + size_of::<Head>() + self.0.slice.len())
-    }
-
-    /// Those of them that [`Item::stripped`] saves.
-    pub fn memory_of_value(&self) -> usize {
-        self.memory() - allocated(16 + size_of::<Head>() + self.0.slice.len() - self.value().len())
+        if self.after > 0 { size_of::<Item>() } else { self.body.memory() }
     }
 }
 
-thread_local! {
-    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
-/// What a thread keeps for the next item; enough for nearly all.
-const SCRATCH_BYTES_MAX: usize = 64 << 10;
-
-/// What asking the allocator for `bytes` costs: its own word before them, and rounding up to 16.
-pub const fn allocated(bytes: usize) -> usize {
-    if bytes <= 24 { 32 } else { (bytes + 8 + 15) & !15 }
+impl Deref for Item {
+    type Target = Body;
+    fn deref(&self) -> &Body {
+        &self.body
+    }
 }
 
 impl PartialEq for Item {
@@ -415,7 +267,7 @@ mod tests {
         Meta {
             seqno: Seqno((1 << 48) - 1),
             cas: Cas(u64::MAX),
-            rev: RevSeqno(1 << 47),
+            rev: RevSeqno(1 << 47 | 3),
             flags: 0xdead_beef,
             expiry: u32::MAX,
             datatype: Datatype(7),
@@ -453,41 +305,44 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_small_document_takes_one_small_allocation() {
-        let key = KeyBuf::in_default_collection(b"key_0000000001").unwrap();
-        let item = Item::new(key.as_key(), meta(), Kind::Committed { prepared: None }, Some(&[0; 100]));
-        assert_eq!(item.memory(), 176);
-        assert_eq!((item.stripped().memory(), item.memory_of_value()), (80, 96));
+    fn prepare(seqno: u64, deleted: Option<DeleteSource>) -> Item {
+        let key = KeyBuf::in_default_collection(b"k").unwrap();
+        let meta = Meta { seqno: Seqno(seqno), deleted, ..meta() };
+        let value = deleted.is_none().then_some(&b"value"[..]);
+        Item::new(key.as_key(), meta, Kind::Prepare { level: Level::PersistMajority }, value)
     }
 
     #[test]
-    fn heat_tells_often_from_rarely_used_and_fades() {
-        let key = KeyBuf::in_default_collection(b"k").unwrap();
-        let used = |times: u64| {
-            let item = Item::new(key.as_key(), meta(), Kind::Committed { prepared: None }, None);
-            (0..times).for_each(|n| item.warm(n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20));
-            item
-        };
-        let heats = [0, 2, 100, 5_000, 200_000].map(|times| used(times).heat());
-        assert!(heats.is_sorted_by(|a, b| a < b), "{heats:?}");
-        let item = used(1_000_000);
-        let before = item.heat();
-        item.cool();
-        assert_eq!(item.heat(), before - HEAT_STEP);
-        (0..40).for_each(|_| item.cool());
-        assert_eq!(item.heat(), 0);
+    fn a_commit_is_its_prepare_under_another_seqno() {
+        for deleted in [None, Some(DeleteSource::Explicit)] {
+            let prepare = prepare((1 << 40) - 1, deleted);
+            let commit = prepare.committed_as(Seqno(1 << 40));
+            let prepared = Some(prepare.seqno());
+            let copy = prepare.copied(Meta { seqno: Seqno(1 << 40), ..prepare.meta() }, Kind::Committed { prepared });
+            assert_eq!((&commit, commit.is_committed(), commit.memory()), (&copy, true, 16));
+            assert!(!prepare.has_shared_commit(), "it is not among the documents yet");
+            let document = commit.clone().into_document();
+            assert!(std::ptr::eq(document.id(), prepare.id()), "nothing was copied");
+            assert_eq!((document.committed(), document.committed_seqno()), (commit.clone(), commit.seqno()));
+            assert_eq!(
+                (prepare.kind(), prepare.is_committed()),
+                (Kind::Prepare { level: Level::PersistMajority }, false)
+            );
+            assert!(prepare.has_shared_commit() && prepare.memory() == document.memory());
+            assert_eq!((commit.stripped().kind(), commit.stripped().meta()), (copy.kind(), copy.meta()));
+        }
     }
 
     #[test]
-    fn two_holders_know_of_each_other_whatever_the_heat() {
-        let key = KeyBuf::in_default_collection(b"k").unwrap();
-        let item = Item::new(key.as_key(), meta(), Kind::Committed { prepared: None }, None);
-        assert!(!item.enter(HeldBy::Log));
-        item.set_heat(63);
-        assert!(item.enter(HeldBy::Table) && item.leave(HeldBy::Log) && !item.leave(HeldBy::Table));
-        assert_eq!(item.heat(), 63);
-        item.warm(0);
-        assert_eq!(item.heat(), 63);
+    fn a_commit_that_its_prepare_cannot_tell_of_is_a_copy() {
+        let late = prepare(7, None);
+        let near = late.committed_as(Seqno(7 + u64::from(u16::MAX)));
+        let far = late.committed_as(Seqno(8 + u64::from(u16::MAX)));
+        assert_eq!((near.shares_with(), far.shares_with()), (Some(Seqno(7)), None));
+        assert_eq!((near.kind(), near.value()), (far.kind(), far.value()));
+        let [first, second] = [9, 11].map(|seqno| late.committed_as(Seqno(seqno)).into_document());
+        assert_eq!([first, second].map(|document| document.committed_seqno()), [Seqno(9), Seqno(11)]);
+        let committed = Item::new(late.key(), late.meta(), Kind::Committed { prepared: None }, None);
+        assert_eq!(committed.committed_as(Seqno(9)).shares_with(), None);
     }
 }

@@ -146,7 +146,7 @@ fn shuttle() -> Result<()> {
 fn under_checker(checker: &str, name: &str, tests: &str) -> Result<()> {
     Tool::cargo()
         .args(["test", "--package", name, "--release", "--locked", "--lib", tests])
-        .args(["--target-dir", &format!("target/{checker}")])
+        .args(["--target-dir", &under_target(checker)?])
         .env("RUSTFLAGS", &format!("--cfg {checker}"))
         .run()
 }
@@ -155,10 +155,24 @@ fn build() -> Result<()> {
     Tool::cargo().args(["build", "--release", "--locked"]).run()
 }
 
+const SERVER: &str = "SETTEE_BIN";
 const CONFIG_DOC: &str = "docs/config.md";
 
 fn config_doc() -> Result<String> {
-    Tool::new("target/release/settee").arg("keys").output()
+    Tool::new(under_target("release/settee")?).arg("keys").output()
+}
+
+fn under_target(path: &str) -> Result<String> {
+    let path = step::target_dir(Tool::cargo())?.join(path);
+    path.into_os_string().into_string().ok().context("the target directory's name is not text")
+}
+
+/// A program that starts servers: the one that was built here, unless another is named.
+fn client(program: &str) -> Result<Tool> {
+    match std::env::var_os(SERVER) {
+        Some(_) => Ok(Tool::new(program)),
+        None => Ok(Tool::new(program).env(SERVER, &under_target("release/settee")?)),
+    }
 }
 
 fn docs_are_current() -> Result<()> {
@@ -175,7 +189,9 @@ fn write_docs() -> Result<()> {
     std::fs::write(CONFIG_DOC, config_doc()?).context(CONFIG_DOC)
 }
 
-const VENV: &str = "target/interop-venv";
+fn in_venv(path: &str) -> Result<String> {
+    under_target(&format!("interop-venv/{path}"))
+}
 
 /// What the real clients need, from the package registries; nothing outside the checkout but Debian packages.
 fn install() -> Result<()> {
@@ -184,8 +200,8 @@ fn install() -> Result<()> {
         apt().args(["update", "-qq"]).run()?;
         apt().args(["install", "-y", "-qq", "libmemcached-tools"]).run()?;
     }
-    Tool::new("python3").args(["-m", "venv", VENV]).run()?;
-    Tool::new(&format!("{VENV}/bin/pip"))
+    Tool::new("python3").args(["-m", "venv", &in_venv("")?]).run()?;
+    Tool::new(in_venv("bin/pip")?)
         .args(["install", "--quiet", "--disable-pip-version-check", "-r", "tests/interop/requirements.txt"])
         .run()?;
     Tool::new("go").args(["mod", "download"]).dir("tests/interop/go").run()?;
@@ -197,11 +213,11 @@ fn install() -> Result<()> {
 }
 
 fn memcapable() -> Result<()> {
-    Tool::new(&format!("{VENV}/bin/pytest")).args(["-q", "tests/interop/python/test_memcapable.py"]).run()
+    client(&in_venv("bin/pytest")?)?.args(["-q", "tests/interop/python/test_memcapable.py"]).run()
 }
 
 fn python() -> Result<()> {
-    Tool::new(&format!("{VENV}/bin/pytest"))
+    client(&in_venv("bin/pytest")?)?
         .args(["-q", "tests/interop/python", "--ignore=tests/interop/python/test_memcapable.py"])
         .run()
 }
@@ -209,11 +225,11 @@ fn python() -> Result<()> {
 fn go() -> Result<()> {
     Tool::new("go").args(["vet", "./..."]).dir("tests/interop/go").run()?;
     Tool::new("go").args(["vet", "./..."]).dir("examples/go").run()?;
-    Tool::new("go").args(["test", "-count=1", "-v", "./..."]).dir("tests/interop/go").run()
+    client("go")?.args(["test", "-count=1", "-v", "./..."]).dir("tests/interop/go").run()
 }
 
 fn node() -> Result<()> {
-    Tool::new("npm").args(["test", "--silent"]).dir("tests/interop/node").run()
+    client("npm")?.args(["test", "--silent"]).dir("tests/interop/node").run()
 }
 
 const HISTORIES: &str = "tests/histories";
@@ -221,7 +237,7 @@ const HISTORIES: &str = "tests/histories";
 /// Most of it is waiting, so several clusters are played with at once.
 fn histories() -> Result<()> {
     Tool::new("go").args(["vet", "./..."]).dir(HISTORIES).run()?;
-    Tool::new("go").args(["test", "-count=1", "-v", "-parallel=4", "-timeout=8m", "./..."]).dir(HISTORIES).run()
+    client("go")?.args(["test", "-count=1", "-v", "-parallel=4", "-timeout=8m", "./..."]).dir(HISTORIES).run()
 }
 
 /// Each target and where its first inputs are.

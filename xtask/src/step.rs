@@ -4,10 +4,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 /// The workspace root.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lives in the workspace").to_owned()
+}
+
+/// Where cargo puts what it builds here, whether the environment, its configuration or nobody says so.
+pub fn target_dir(cargo: Tool) -> Result<PathBuf> {
+    let metadata = cargo.args(["metadata", "--no-deps", "--format-version=1"]).output()?;
+    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata")?;
+    Ok(metadata["target_directory"].as_str().context("cargo metadata names no target directory")?.into())
 }
 
 /// Whether a program of this name is on the PATH.
@@ -23,16 +31,15 @@ pub struct Tool {
 }
 
 impl Tool {
-    pub fn new(program: &str) -> Tool {
-        // A relative path means "from the root", wherever the program is then started.
-        let found = if program.contains('/') { root().join(program) } else { program.into() };
-        let mut command = Command::new(found);
+    pub fn new(program: impl AsRef<Path>) -> Tool {
+        let program = program.as_ref();
+        let mut command = Command::new(program);
         command.stdin(Stdio::null()).current_dir(root());
-        Tool { command, line: program.to_owned() }
+        Tool { command, line: program.display().to_string() }
     }
 
     pub fn cargo() -> Tool {
-        Tool::new(&std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
+        Tool::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
     }
 
     pub fn arg(self, arg: &str) -> Tool {
@@ -75,5 +82,17 @@ impl Tool {
             bail!("{} ended with {}", self.line, output.status);
         }
         String::from_utf8(output.stdout).with_context(|| format!("{} printed something that is not text", self.line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_built_is_looked_for_where_cargo_was_told_to_put_it() {
+        let elsewhere = std::env::temp_dir().join("built-elsewhere");
+        let told = Tool::cargo().env("CARGO_TARGET_DIR", elsewhere.to_str().unwrap());
+        assert_eq!(target_dir(told).unwrap(), elsewhere);
     }
 }

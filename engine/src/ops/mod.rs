@@ -175,7 +175,7 @@ impl Run<'_> {
         let dice = self.slot.throw();
         if let Some(item) = self.slot.committed() {
             item.warm(dice);
-            return Ok(Some(item.clone()));
+            return Ok(Some(item));
         }
         if self.vb.is_absent(&self.slot, tombstones) {
             return Ok(None);
@@ -208,7 +208,7 @@ impl Run<'_> {
         let item = if item.meta().datatype.has(Datatype::XATTR) { self.resident(item)? } else { item };
         let (datatype, value) = value::remains(&item)?;
         let deleted_s = self.now_s();
-        let tombstone = self.append(None, |cas, seqno| {
+        let make = |cas, seqno| {
             let meta = Meta {
                 seqno,
                 cas,
@@ -219,7 +219,8 @@ impl Run<'_> {
                 ..item.meta()
             };
             (meta, Kind::Committed { prepared: None }, value.map(Cow::Owned))
-        });
+        };
+        let tombstone = self.append(None, make, |_| ());
         self.vb.note_deleted(tombstone.meta().rev);
         self.vb.put(&mut self.slot, tombstone.clone());
         self.expired += 1;
@@ -311,16 +312,23 @@ impl Run<'_> {
             let timeout = requirement.timeout.unwrap_or(self.durability_timeout);
             (requirement.level, self.now() + timeout, (self.waiter)())
         });
-        let (vb, uuid, key) = (self.vb, self.vb.uuid(), self.slot.key);
+        let (vb, uuid) = (self.vb, self.vb.uuid());
         let (mut reply, mut arm) = (None, None);
-        let item = self.append(given_cas, |cas, seqno| {
+        let make = |cas, seqno| {
+            let mut value = value;
+            if let Some(value) = value.as_mut().filter(|_| !patches.is_empty()) {
+                patches.iter().for_each(|patch| patch.patch(value.to_mut(), datatype, cas, seqno));
+            }
+            (Meta { seqno, cas, rev, flags, expiry, datatype, deleted }, kind, value)
+        };
+        let item = self.append(given_cas, make, |item| {
+            let (cas, seqno) = (item.meta().cas, item.seqno());
             let mutated = Mutated { cas, seqno, uuid };
             match client {
                 // Under the log's lock, so that the queue is in prepare order.
                 Some((level, deadline, waiter)) => {
-                    let client = Some(Client { waiter, answer, mutated });
-                    let (key, deadline) = (key.as_bytes().into(), Some(deadline));
-                    let write = SyncWrite { seqno, level, key, deadline, client };
+                    let (client, deadline) = (Some(Client { waiter, answer, mutated }), Some(deadline));
+                    let write = SyncWrite { seqno, level, prepare: item.clone(), deadline, client };
                     let mut waiting = vb.waiting.lock();
                     let tracker = waiting.get_or_insert_default();
                     tracker.push(write);
@@ -328,11 +336,6 @@ impl Run<'_> {
                 }
                 None => reply = Some(answer.reply(mutated)),
             }
-            let mut value = value;
-            if let Some(value) = value.as_mut().filter(|_| !patches.is_empty()) {
-                patches.iter().for_each(|patch| patch.patch(value.to_mut(), datatype, cas, seqno));
-            }
-            (Meta { seqno, cas, rev, flags, expiry, datatype, deleted }, kind, value)
         });
         match reply {
             Some(reply) => {
@@ -356,11 +359,14 @@ impl Run<'_> {
         &mut self,
         given_cas: Option<Cas>,
         make: impl FnOnce(Cas, Seqno) -> (Meta, Kind, Option<Cow<'v, [u8]>>),
+        join: impl FnOnce(&Item),
     ) -> Item {
         let key = self.slot.key;
         let build = |stamp: changelog::Stamp| {
             let (meta, kind, value) = make(stamp.cas, stamp.seqno);
-            Item::new(key, meta, kind, value.as_deref())
+            let item = Item::new(key, meta, kind, value.as_deref());
+            join(&item);
+            item
         };
         let item = match given_cas {
             Some(cas) => self.vb.log.append_with_cas(cas, build),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use types::{Cas, Item};
 
 use super::{Attempt, Doc, Run, Step};
-use crate::hash_table::Lock;
+use crate::beside::Lock;
 use crate::op::{OpError, Reply};
 use crate::value;
 

@@ -108,7 +108,7 @@ impl Run<'_> {
             if !and_get {
                 return Ok(Step::Reply(Reply::Done { cas }));
             }
-            item = self.slot.committed().expect("just written").clone();
+            item = self.slot.committed().expect("just written");
         }
         let cas = item.meta().cas;
         self.show(item, cas)

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod link;
+pub mod seeds;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -82,9 +83,19 @@ pub fn try_open_with(
     clock: &SimClock,
     commit_log: Option<persist::LogOptions>,
 ) -> Result<(Stepper, Engine, Vec<Recovered>), persist::StoreError> {
-    let stepper = Stepper::new(clock, Order::InTurn);
-    let pools = stepper.pools();
     let store_options = persist::Options { writers: 1, readers: 1, commit_log, ..persist::Options::default() };
+    open_engine(env, clock, Order::InTurn, store_options)
+}
+
+/// An engine that has read its disk, and is stepped by hand.
+pub fn open_engine(
+    env: &Env,
+    clock: &SimClock,
+    order: Order,
+    store_options: persist::Options,
+) -> Result<(Stepper, Engine, Vec<Recovered>), persist::StoreError> {
+    let stepper = Stepper::new(clock, order);
+    let pools = stepper.pools();
     let store = Store::open(env, &pools, Path::new(DATA_DIR), store_options)?;
     let engine = Engine::new(env, &pools, store, options());
     let recovered = engine.warm_up()?;

@@ -11,6 +11,7 @@ pub enum Op {
     Write,
     SetSize,
     Sync,
+    WriteBack,
     Rename,
     RemoveFile,
     CreateDir,
@@ -24,11 +25,12 @@ pub enum Op {
 }
 
 impl Op {
-    pub const ALL: [Op; 14] = [
+    pub const ALL: [Op; 15] = [
         Op::Create,
         Op::Write,
         Op::SetSize,
         Op::Sync,
+        Op::WriteBack,
         Op::Rename,
         Op::RemoveFile,
         Op::CreateDir,

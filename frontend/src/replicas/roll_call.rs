@@ -116,6 +116,9 @@ impl Asker {
                     Ok(()) => roll_call.settle(&bucket, &newer),
                     Err(Failure::Stopped) => return,
                     Err(why) => {
+                        if let Some(bucket) = shared.engine.bucket(&bucket) {
+                            bucket.held_because(why.to_string());
+                        }
                         let word = format!("bucket {bucket} is not served until this node knows its place: {why}");
                         if word != last_word {
                             tracing::warn!("{word}");
@@ -144,9 +147,16 @@ impl Asker {
     fn resolve(&mut self, shared: &Arc<Shared>, name: &str, mut newer: Option<Map>) -> Result<(), Failure> {
         let Some(bucket) = shared.engine.bucket(name) else { return Ok(()) };
         loop {
-            let Some((map, Some(this))) = shared.cluster.map_of(name) else {
-                bucket.release();
-                return Ok(());
+            let (map, this) = match shared.cluster.map_of(name) {
+                Some((map, Some(this))) => (map, this),
+                out => {
+                    if let Some((map, _)) = out {
+                        // The map is on disk as soon as it counts; what a crash kept from being on disk goes by it.
+                        give_up_what_is_not_ours(&bucket, &map, None);
+                    }
+                    bucket.release();
+                    return Ok(());
+                }
             };
             if newer.as_ref().is_none_or(|newer| newer.revision <= map.revision) {
                 newer = self.ask_others(&map, this)?;
@@ -179,7 +189,7 @@ impl Asker {
     /// A newer map, if another node has one; `None` if a majority has none.
     fn ask_others(&mut self, map: &Map, this: usize) -> Result<Option<Map>, Failure> {
         let mut heard = 1;
-        let mut trouble = Vec::new();
+        let (mut trouble, mut silent) = (Vec::new(), Vec::new());
         for (_, node) in map.nodes.iter().enumerate().filter(|(at, _)| *at != this) {
             let peer = node.name();
             let asked = self.caller.log_in(&peer, &map.bucket, PATIENCE);
@@ -190,13 +200,24 @@ impl Asker {
                 Ok(theirs) if theirs.revision > map.revision => return Ok(Some(theirs)),
                 Ok(_) => heard += 1,
                 Err(Failure::Stopped) => return Err(Failure::Stopped),
-                Err(why) => trouble.push(format!("{peer}: {why}")),
+                Err(why) => {
+                    trouble.push(format!("{peer}: {why}"));
+                    silent.push(peer);
+                }
             }
         }
-        match 2 * heard > map.nodes.len() {
-            true => Ok(None),
-            false => Err(Failure::Login(format!("too few nodes answer ({})", trouble.join("; ")))),
+        let count = map.nodes.len();
+        if 2 * heard > count {
+            return Ok(None);
         }
+        let here = map.nodes[this].name();
+        let command = |gone: &String| format!("settee cluster failover {gone} --kv {here} --bucket {}", map.bucket);
+        let commands: Vec<_> = silent.iter().map(command).collect();
+        let mut word = format!("of {count} nodes {heard} answer, it takes {} ({})", count / 2 + 1, trouble.join("; "));
+        if !commands.is_empty() {
+            word += &format!("; for a node that is gone for good: {}", commands.join(", "));
+        }
+        Err(Failure::Login(word))
     }
 }
 

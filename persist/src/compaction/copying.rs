@@ -10,7 +10,7 @@ use types::{CollectionId, DocKey, KeyBuf, Seqno};
 
 use super::follower::Follower;
 use super::rules::{Purge, Recount, Rules, Verdict, collection_of_local};
-use super::target::{Synced, Target};
+use super::target::{Target, WrittenBack};
 use crate::error::StoreError;
 use crate::vb::{Committed, Vb};
 
@@ -57,7 +57,7 @@ impl Copying {
         let shared = &vb.home.shared;
         let settings = shared.compactor.settings();
         let target = Target::create(vb, source.rev)?;
-        let out = Synced::every(settings.sync_every, &target.file);
+        let out = WrittenBack::every(settings.sync_every, &target.file);
         let copy = Copy::create(out, &target.path, shared.options.format, target.spill());
         let copy = copy.map_err(StoreError::file(vb.id))?;
         let now_s = shared.env.clock.unix_s();

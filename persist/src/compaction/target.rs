@@ -74,38 +74,42 @@ impl Drop for Target {
     }
 }
 
-/// A file that is synced whenever so many bytes were written, so that no sync has much to do: whoever syncs another file
-/// meanwhile waits for all of it.
-pub(super) struct Synced {
+/// A file whose bytes go to the disk whenever so many were written, so that the sync at the end has little to do: whoever syncs
+/// another file meanwhile waits for all of it. They are not synced on the way, as nothing but the end counts.
+pub(super) struct WrittenBack {
     file: Arc<dyn File>,
     every: u64,
     since: AtomicU64,
 }
 
-impl Synced {
+impl WrittenBack {
     /// `every` 0: never.
     pub fn every(every: u64, file: &Arc<dyn File>) -> Arc<dyn File> {
         match every {
             0 => Arc::clone(file),
-            every => Arc::new(Synced { file: Arc::clone(file), every, since: AtomicU64::new(0) }),
+            every => Arc::new(WrittenBack { file: Arc::clone(file), every, since: AtomicU64::new(0) }),
         }
     }
 }
 
-impl File for Synced {
+impl File for WrittenBack {
     fn read_at(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
         self.file.read_at(buf, at)
     }
-    /// Writes no further than to the next sync.
+    /// Writes no further than to where it is written back. Whoever writes a file anew goes on where it ended.
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<usize> {
-        let room = self.every.saturating_sub(self.since.load(Relaxed)).max(1);
+        let since = self.since.load(Relaxed);
+        let room = self.every.saturating_sub(since).max(1);
         let now = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
-        let written = self.file.write_at(&bytes[..now], at)?;
-        if self.since.fetch_add(written as u64, Relaxed) + written as u64 >= self.every {
+        let written = self.file.write_at(&bytes[..now], at)? as u64;
+        let waiting = since + written;
+        if waiting < self.every {
+            self.since.store(waiting, Relaxed);
+        } else {
             self.since.store(0, Relaxed);
-            self.file.sync()?;
+            self.file.write_back((at + written).saturating_sub(waiting), waiting)?;
         }
-        Ok(written)
+        Ok(written as usize)
     }
     fn size(&self) -> io::Result<u64> {
         self.file.size()
@@ -116,6 +120,9 @@ impl File for Synced {
     fn sync(&self) -> io::Result<()> {
         self.file.sync()
     }
+    fn write_back(&self, at: u64, len: u64) -> io::Result<()> {
+        self.file.write_back(at, len)
+    }
 }
 
 #[cfg(test)]
@@ -124,15 +131,19 @@ mod tests {
     use env::sim::{self, Op};
 
     #[test]
-    fn a_sync_comes_after_so_many_bytes_whatever_the_sizes_of_the_writes() {
-        for (every, writes, syncs) in [(4096, 10, 10), (1 << 20, 10, 0), (100, 1, 40), (0, 10, 0), (1, 1, 4096)] {
+    fn bytes_go_back_after_so_many_whatever_the_sizes_of_the_writes() {
+        for (every, writes, backs) in [(4096, 10, 10), (1 << 20, 10, 0), (100, 1, 40), (0, 10, 0), (1, 1, 4096)] {
             let (env, sim) = sim::env(1);
             let file = env.storage.open(Path::new("/f"), OpenMode::CreateNew).unwrap();
-            let synced = Synced::every(every, &file);
+            let through = WrittenBack::every(every, &file);
             for n in 0..writes {
-                env::write_all_at(&*synced, &[7; 4096], n * 4096).unwrap();
+                env::write_all_at(&*through, &[7; 4096], n * 4096).unwrap();
             }
-            assert_eq!((sim.storage.count(Op::Sync), file.size().unwrap()), (syncs, writes * 4096), "every {every}");
+            assert_eq!(
+                (sim.storage.count(Op::WriteBack), file.size().unwrap()),
+                (backs, writes * 4096),
+                "every {every}"
+            );
         }
     }
 }

@@ -11,6 +11,8 @@ use super::coordinator::{self, Coordinator};
 struct Seen {
     active: BTreeMap<u16, u64>,
     replica: BTreeMap<u16, u64>,
+    /// Why it serves no document, if so.
+    waits: Option<String>,
 }
 
 fn look(coordinator: &Coordinator, node: &str) -> Result<Seen> {
@@ -18,7 +20,9 @@ fn look(coordinator: &Coordinator, node: &str) -> Result<Seen> {
         let seqnos = coordinator.with(node, |client| coordinator::seqnos(client, Some(state)))?;
         Ok(seqnos.into_iter().map(|(vb, seqno)| (vb.0, seqno.0)).collect())
     };
-    Ok(Seen { active: of(VbState::Active)?, replica: of(VbState::Replica)? })
+    let stats = coordinator.with(node, |client| client.stats(""))?;
+    let waits = stats.into_iter().find(|(name, why)| name == "ep_degraded_why" && !why.is_empty());
+    Ok(Seen { active: of(VbState::Active)?, replica: of(VbState::Replica)?, waits: waits.map(|(_, why)| why) })
 }
 
 pub fn status(coordinator: &Coordinator, from: &str, json: bool) -> Result<()> {
@@ -36,7 +40,12 @@ pub fn status(coordinator: &Coordinator, from: &str, json: bool) -> Result<()> {
             Ok(seen) => {
                 let lag = seen.replica.iter().map(|(vb, here)| high(*vb).map_or(0, |high| high.saturating_sub(*here)));
                 let (active, replica, behind) = (seen.active.len(), seen.replica.len(), lag.sum::<u64>());
-                serde_json::json!({"node": name, "state": "up", "active": active, "replica": replica, "behind": behind})
+                let mut row = serde_json::json!({"node": name, "active": active, "replica": replica, "behind": behind});
+                row["state"] = if seen.waits.is_some() { "waiting" } else { "up" }.into();
+                if let Some(why) = &seen.waits {
+                    row["why"] = why.as_str().into();
+                }
+                row
             }
             Err(error) => serde_json::json!({"node": name, "state": "down", "why": format!("{error:#}")}),
         });
@@ -63,20 +72,27 @@ pub fn status(coordinator: &Coordinator, from: &str, json: bool) -> Result<()> {
             map.forward.len()
         );
     }
-    println!("{:<24} {:<6} {:>8} {:>8} {:>10}", "node", "state", "active", "replica", "behind");
+    println!("{:<24} {:<7} {:>8} {:>8} {:>10}", "node", "state", "active", "replica", "behind");
     for row in &rows {
         let text = |name: &str| row[name].as_str().map_or_else(|| row[name].to_string(), str::to_owned);
-        match row["state"] == "up" {
+        match row["state"] != "down" {
             true => println!(
-                "{:<24} {:<6} {:>8} {:>8} {:>10}",
+                "{:<24} {:<7} {:>8} {:>8} {:>10}",
                 text("node"),
                 text("state"),
                 text("active"),
                 text("replica"),
                 text("behind")
             ),
-            false => println!("{:<24} {:<6} {}", text("node"), text("state"), text("why")),
+            false => println!("{:<24} {:<7} {}", text("node"), text("state"), text("why")),
         }
+    }
+    for row in rows.iter().filter(|row| row["state"] == "waiting") {
+        println!(
+            "{} serves no document: {}",
+            row["node"].as_str().unwrap_or_default(),
+            row["why"].as_str().unwrap_or_default()
+        );
     }
     Ok(())
 }

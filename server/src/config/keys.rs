@@ -146,8 +146,8 @@ pub static KEYS: &[Key] = &[
         name: "compaction.sync_every",
         default: "1MiB",
         applies: Live,
-        doc: "A file in the making is synced whenever so much was written to it: bytes, or KiB, MiB, GiB such as 256KiB; off: only when it \
-              is whole. The more at once, the longer everybody else waits for the disk.",
+        doc: "A file in the making is written back to the disk whenever so much was added to it: bytes, or KiB, MiB, GiB such as 256KiB; off: \
+              only when it is whole, by its sync. The more at once, the longer everybody else waits for the disk.",
         set: |c, v| size_or_off(v, 4096, 1 << 40).map(|n| c.compaction.sync_every = n),
     },
     Key {

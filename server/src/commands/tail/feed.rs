@@ -71,12 +71,13 @@ impl Feed {
         self.say(packet)
     }
 
-    /// A handle by which another thread ends the reading.
+    /// A handle by which another thread ends the reading, or one waits for something to read.
     pub fn stopper(&self) -> Result<TcpStream> {
         Ok(self.stream.try_clone()?)
     }
 
-    /// Hands out what has come, until there is no more of it; then waits for more. `idle` is called before each wait.
+    /// Hands out what has come, until there is no more of it; then waits for more. `idle` is called before each wait, and may
+    /// do the waiting.
     /// Returns when the connection ends.
     pub fn run(
         &mut self,

@@ -5,6 +5,7 @@ mod place;
 
 use std::io::{self, BufWriter, Write};
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -55,9 +56,12 @@ pub fn run(options: &Tail) -> Result<()> {
         eprintln!("settee: following {:?}; Ctrl-C ends it", options.bucket);
     }
     let ended = print(&mut feed);
+    if ended.as_ref().is_err_and(|error| error.is::<ReaderGone>()) {
+        // Nobody knows how much of what was printed it has read, so there is no place to tell.
+        return Ok(());
+    }
     eprintln!("settee: to go on from here: settee tail {} --from {}", options.bucket, place::token(&feed.places));
     match ended {
-        Err(error) if is_broken_pipe(&error) => Ok(()),
         _ if is_stopping.load(Ordering::SeqCst) => Ok(()),
         Ok(()) => bail!("the server closed the connection"),
         Err(error) => Err(error),
@@ -81,20 +85,36 @@ fn stop_on_signal(feed: &Feed) -> Result<Arc<AtomicBool>> {
     Ok(is_stopping)
 }
 
+/// Returns when the connection or whoever reads ends.
 fn print(feed: &mut Feed) -> Result<()> {
-    let out = std::cell::RefCell::new(BufWriter::new(io::stdout().lock()));
+    let (socket, stdout) = (feed.stopper()?, io::stdout());
+    let out = std::cell::RefCell::new(BufWriter::new(stdout.lock()));
     let mut tell = |news: News<'_>| match line(&news) {
-        Some(line) => Ok(writeln!(out.borrow_mut(), "{line}")?),
+        Some(line) => printed(writeln!(out.borrow_mut(), "{line}")),
         None => Ok(()),
     };
-    let ended = feed.run(&mut tell, &mut || Ok(out.borrow_mut().flush()?));
-    out.borrow_mut().flush()?;
+    let mut idle = || {
+        printed(out.borrow_mut().flush())?;
+        match env::os::wait_readable(socket.as_fd(), stdout.as_fd())? {
+            true => Ok(()),
+            false => bail!(ReaderGone),
+        }
+    };
+    let ended = feed.run(&mut tell, &mut idle);
+    printed(out.borrow_mut().flush())?;
     ended
 }
 
 /// `settee tail | head` is not an error.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+#[derive(Debug, thiserror::Error)]
+#[error("whoever read what is printed here has gone")]
+struct ReaderGone;
+
+fn printed(written: io::Result<()>) -> Result<()> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => bail!(ReaderGone),
+        written => written.context("cannot print"),
+    }
 }
 
 /// What is printed of it, if anything is.
