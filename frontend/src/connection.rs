@@ -157,11 +157,11 @@ impl Session {
         (self.config_sent, self.config_pushed) = (None, None);
     }
 
-    /// It is to be told when its bucket has another map.
+    /// It is to be told when its bucket has another map or, without a bucket, when the nodes are others.
     pub fn wants_maps(&self) -> bool {
         let has = |feature| self.features.has(feature);
         let asked = has(Feature::ClustermapChangeNotification) || has(Feature::ClustermapChangeNotificationBrief);
-        self.selected.is_some() && asked && has(Feature::Duplex)
+        asked && has(Feature::Duplex)
     }
 
     pub fn identify(&mut self, identity: Option<Identity>) {

@@ -242,7 +242,8 @@ impl Worker {
         let mut told = Vec::new();
         for connection in self.connections.iter_mut().flatten() {
             let Connection { session, output, phase, .. } = &mut **connection;
-            if session.wants_maps() && !session.closing && *phase == Phase::Serving {
+            if session.wants_maps() && !session.closing && *phase == Phase::Serving && !self.shared.is_stranger(session)
+            {
                 commands::push_map(session, output.tail(&mut self.lender), &self.shared.cluster);
                 told.push(session.slot);
             }

@@ -101,15 +101,21 @@ fn a_replica_that_the_map_names_no_more_is_sent_away() {
     assert!(replica.try_recv().is_none());
 }
 
+/// Goal: a client without a bucket is told of the nodes, and of nothing before it is known who it is.
 #[test]
-fn before_it_has_a_bucket_a_client_is_told_of_no_map() {
+fn before_it_has_a_bucket_a_client_that_has_logged_in_is_told_of_the_nodes() {
     let server = Server::start();
     let mut coordinator = Coordinator::new(&server);
     let mut client = server.connect();
     let agreed = client.hello(&with(&[DUPLEX, PUSH_BRIEF]));
     assert!(agreed.contains(&DUPLEX) && agreed.contains(&PUSH_BRIEF));
+    coordinator.give();
     client.plain(common::USER, common::PASSWORD);
     coordinator.give();
+    let told = client.recv();
+    assert_eq!((told.magic, &told.key[..], told.value.len()), (SERVER_REQUEST, &b""[..], 0));
+    let global = client.call(new(Opcode::GetClusterConfig));
+    assert_eq!(told.extras[8..], rev(&global).to_be_bytes());
     assert_eq!(client.call(RequestFrame { key: b"replicated", ..new(Opcode::SelectBucket) }).status, Status::Success);
     coordinator.give();
     // The documents of other buckets have a new version with it, as all of a node that knows only itself have one.

@@ -257,7 +257,10 @@ mod models {
     type Ring = fn(&StreamBell, VbId);
 
     fn two_changes_are_seen_that_ring(look: fn(&StreamBell, &Inbox, &dyn Fn() -> u32) -> u32, rings: [Ring; 2]) {
-        loom::model(move || {
+        let mut model = loom::model::Builder::new();
+        // All orders take minutes; what goes wrong here takes one thread that is put aside at the wrong moment, or two.
+        model.preemption_bound = Some(3);
+        model.check(move || {
             let doorbell = loom::sync::Arc::new(Notify::new());
             let inbox = Inbox::new(Arc::new(Doorbell(doorbell.clone())));
             let bell = Arc::new(StreamBell::new(1, Arc::clone(&inbox), true));

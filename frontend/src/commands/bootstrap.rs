@@ -58,14 +58,15 @@ pub(crate) fn greet(session: &mut Session, shared: &Shared) {
     }
 }
 
-/// Tells a connection that asked for it of the newest map of its bucket, once: the map itself, or only which one it is. Clients take no
-/// notice of one they have.
+/// Tells a connection that asked for it of the newest map of its bucket, or without one of the nodes, once: the map itself, or only
+/// which one it is. Clients take no notice of one they have.
 pub(crate) fn push_map(session: &mut Session, out: &mut Vec<u8>, cluster: &Cluster) {
-    let Some(selected) = &session.selected else { return };
-    let (revision, config) = cluster.bucket_config(&selected.shape);
+    let shape = session.selected.as_ref().map(|selected| &selected.shape);
+    let (revision, config) = shape.map_or_else(|| cluster.global_config(), |shape| cluster.bucket_config(shape));
     if session.config_sent.max(session.config_pushed) >= Some(revision) {
         return;
     }
+    let name = shape.map_or(&b""[..], |shape| shape.name.as_bytes());
     session.config_pushed = Some(revision);
     let version = ConfigVersion { epoch: revision.epoch, rev: revision.rev };
     let (mut body, mut datatype) = (&b""[..], Datatype::RAW);
@@ -74,7 +75,6 @@ pub(crate) fn push_map(session: &mut Session, out: &mut Vec<u8>, cluster: &Clust
         body = config.as_bytes();
         datatype = if session.features.has(Feature::Json) { Datatype::JSON } else { Datatype::RAW };
     }
-    let name = selected.shape.name.as_bytes();
     wire::reply::encode_clustermap_change(out, revision.rev as u32, version, name, body, datatype);
 }
 

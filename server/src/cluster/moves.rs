@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use frontend::cluster::{Chain, Map, Node};
-use types::{Seqno, VbState};
+use types::{Seqno, VbState, VbUuid};
 
 use super::coordinator::{Coordinator, Order, in_parallel};
 use super::layout::successor;
@@ -26,11 +26,29 @@ const STANDSTILL_MAX: Duration = Duration::from_secs(60);
 /// Between two looks at how far they are.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How far a copy of a vBucket is.
+/// How far a copy of a vBucket is, and in which history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Extent {
+    history: VbUuid,
     high: Seqno,
     durable: Seqno,
+}
+
+impl Extent {
+    /// Whether it has all that was there. A seqno of another history says nothing.
+    fn has(&self, all: &Extent, durable: bool) -> bool {
+        let has = if durable { self.durable } else { self.high };
+        self.history == all.history && has >= all.high
+    }
+}
+
+/// A copy that is waited for.
+struct Awaited {
+    node: String,
+    active: String,
+    vb: u16,
+    /// What the active had when this began.
+    all: Extent,
 }
 
 impl Coordinator {
@@ -168,28 +186,34 @@ impl Coordinator {
         for (&vb, goal) in &map.forward {
             let chain = &map.chains[usize::from(vb)];
             let Some(active) = chain[0] else { continue };
-            let high = self.extent(&map.nodes[active].name(), vb)?.high;
             let others = goal.iter().flatten().filter(|at| **at != active);
-            waits.extend(
-                others.filter(|at| durable || !chain.contains(&Some(**at))).map(|at| (map.nodes[*at].name(), vb, high)),
-            );
+            let name = |at: usize| map.nodes[at].name();
+            let all = self.extent(&name(active), vb)?;
+            let awaited = |at: &usize| Awaited { node: name(*at), active: name(active), vb, all };
+            waits.extend(others.filter(|at| durable || !chain.contains(&Some(**at))).map(awaited));
         }
         let mut seen = BTreeMap::new();
         let mut moved = Instant::now();
         while !waits.is_empty() {
-            let extents = in_parallel(&waits, |(node, vb, _)| self.extent(node, *vb))?;
+            let extents = in_parallel(&waits, |Awaited { node, vb, .. }| self.extent(node, *vb))?;
             let mut left = Vec::new();
-            for ((node, vb, high), extent) in waits.into_iter().zip(extents) {
-                if seen.insert((node.clone(), vb), extent) != Some(extent) {
+            for (mut awaited, extent) in waits.into_iter().zip(extents) {
+                let Awaited { node, active, vb, all } = &mut awaited;
+                if seen.insert((node.clone(), *vb), extent) != Some(extent) {
                     moved = Instant::now();
                 }
-                let has = if durable { extent.durable } else { extent.high };
-                if has < high {
-                    left.push((node, vb, high));
+                if extent.has(all, durable) {
+                    continue;
                 }
+                if extent.history != all.history {
+                    // The active may have begun another one, and gone back for it.
+                    let now = self.extent(active, *vb)?;
+                    *all = if now.history == all.history { *all } else { now };
+                }
+                left.push(awaited);
             }
             waits = left;
-            if let Some((node, vb, high)) = waits.first() {
+            if let Some(Awaited { node, vb, all: Extent { high, .. }, .. }) = waits.first() {
                 if moved.elapsed() > STANDSTILL_MAX {
                     bail!(
                         "{node} has not got on with vBucket {vb} to seqno {high} for {STANDSTILL_MAX:?}; `settee stats dcp` there says why"
@@ -205,10 +229,11 @@ impl Coordinator {
         let stats = self.with(node, |client| client.stats(&format!("vbucket-seqno {vb}")))?;
         let of = |wanted: &str| {
             let found = stats.iter().find(|(name, _)| name.rsplit(':').next() == Some(wanted));
-            let seqno = found.and_then(|(_, value)| value.parse().ok()).map(Seqno);
-            seqno.with_context(|| format!("{node} does not say the {wanted} of vBucket {vb}"))
+            let number = found.and_then(|(_, value)| value.parse().ok());
+            number.with_context(|| format!("{node} does not say the {wanted} of vBucket {vb}"))
         };
-        Ok(Extent { high: of("high_seqno")?, durable: of("last_persisted_seqno")? })
+        let (high, durable) = (Seqno(of("high_seqno")?), Seqno(of("last_persisted_seqno")?));
+        Ok(Extent { history: VbUuid(of("uuid")?), high, durable })
     }
 }
 
@@ -223,4 +248,19 @@ fn newcomers(map: &Map) -> impl Iterator<Item = (u16, usize)> {
 /// What the node is that a vBucket left.
 fn what_is_left(goal: &Chain, from: usize) -> VbState {
     if goal.contains(&Some(from)) { VbState::Replica } else { VbState::Dead }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_of_another_history_has_nothing_however_far_it_is() {
+        let extent =
+            |history, high, durable| Extent { history: VbUuid(history), high: Seqno(high), durable: Seqno(durable) };
+        let all = extent(1, 10, 3);
+        assert!(extent(1, 10, 9).has(&all, false) && !extent(1, 9, 9).has(&all, false));
+        assert!(extent(1, 12, 10).has(&all, true) && !extent(1, 12, 9).has(&all, true));
+        assert!(!extent(2, 20, 20).has(&all, false) && !extent(2, 20, 20).has(&all, true));
+    }
 }
