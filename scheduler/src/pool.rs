@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use types::rank::Rank;
@@ -24,6 +25,7 @@ pub(crate) struct Pool {
     kind: PoolKind,
     bay: Bay<Queue>,
     threads: Mutex<Threads>,
+    gives_way: AtomicBool,
 }
 
 struct Queue {
@@ -67,7 +69,8 @@ impl Pool {
             draining: false,
             closed: false,
         };
-        Pool { kind, bay: Bay::new(queue), threads: Mutex::ranked(Rank::RunQueue, Threads::default()) }
+        let threads = Mutex::ranked(Rank::RunQueue, Threads::default());
+        Pool { kind, bay: Bay::new(queue), threads, gives_way: AtomicBool::new(kind.gives_way()) }
     }
 
     pub fn push(&self, due: Duration, cell: Arc<Cell>) {
@@ -182,16 +185,15 @@ impl Pool {
 
     /// A thread's life.
     fn work(&self, core: &Arc<Core>, id: u64) {
-        #[cfg(not(any(loom, shuttle)))]
-        if self.kind.gives_way()
-            && let Err(error) = env::os::give_way()
-        {
-            tracing::warn!(pool = self.kind.name(), "its threads are as urgent as all others: {error}");
-        }
+        let mut is_behind = false;
         let mut ran = false;
         loop {
             match self.next_step(id, &mut ran) {
                 Step::Run(due, cell) => {
+                    if !is_behind && self.gives_way.load(Relaxed) {
+                        is_behind = true;
+                        self.step_behind();
+                    }
                     core.run(due, &cell);
                     ran = true;
                 }
@@ -199,6 +201,19 @@ impl Pool {
                 Step::Leave => return,
             }
         }
+    }
+
+    /// The calling thread lets all others go first from here on.
+    fn step_behind(&self) {
+        #[cfg(not(any(loom, shuttle)))]
+        if let Err(error) = env::os::give_way() {
+            tracing::warn!(pool = self.kind.name(), "its threads are as urgent as all others: {error}");
+        }
+    }
+
+    /// Its threads let all others go first, each from its next task on, and for good.
+    pub fn give_way(&self) {
+        self.gives_way.store(true, Relaxed);
     }
 
     fn next_step(&self, id: u64, ran: &mut bool) -> Step {

@@ -43,8 +43,8 @@ impl PoolKind {
         }
     }
 
-    /// Whether its threads let all others go first. Only where nobody ever waits for a task to end: the background's are
-    /// waited for by the commit log, which needs its next segment, and by clients, whose documents are being loaded.
+    /// Whether its threads let all others go first whatever else is said. Only where nobody ever waits for a task to end: the
+    /// background's are waited for by the commit log, which needs its next segment, and by clients, whose documents are being loaded.
     pub(crate) const fn gives_way(self) -> bool {
         matches!(self, PoolKind::Compaction)
     }
@@ -168,6 +168,12 @@ impl Pools {
         }
         let resized = self.core.pool(kind).set_target(&self.core, threads);
         resized.map_err(|source| PoolError::Thread { pool: kind, source })
+    }
+
+    /// The pool's threads let all others go first, each from its next task on, and for good: a thread cannot take it back. For a pool
+    /// whose tasks nobody waits for as the server is set up.
+    pub fn give_way(&self, kind: PoolKind) {
+        self.core.pool(kind).give_way();
     }
 
     /// The clock that deadlines refer to.

@@ -15,7 +15,7 @@ use frontend::auth::{Role, Users};
 use frontend::cluster::{Cluster, Map};
 use limits::{Class, GiveBack, Metered};
 use persist::{BucketSpec, LogOptions, Store, StoreError, Verdict};
-use scheduler::{PoolConfig, Pools, Stop};
+use scheduler::{PoolConfig, PoolKind, Pools, Stop};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use types::BucketUuid;
@@ -72,6 +72,10 @@ pub fn serve(config: Config, origin: Origin, until_eof: bool) -> Result<(), Refu
     let credentials = node_credentials(&config);
 
     let pools = Pools::start(&env, &pool_sizes(&config));
+    if config.commit_log {
+        // The log makes durable; files are written when there is time, or, if the log runs full, while clients are put off.
+        pools.give_way(PoolKind::Writer);
+    }
     let options = persist::Options { files_max: descriptors::files_kept(&ledger, &config), ..store_options(&config) };
     let store = Store::open(&env, &pools, &config.data_dir, options).map_err(|error| refuse(&error))?;
     let kept_files = store.files();

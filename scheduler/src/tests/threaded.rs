@@ -272,3 +272,25 @@ fn a_panic_in_a_task_aborts_and_names_the_task() {
     assert!(told.contains("task burns the toast panicked") && told.contains("smoke"), "{told}");
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&child.status), Some(6), "{:?} {told}", child.status);
 }
+
+/// Goal: a pool that is told so lets others go first from its next task on, and no other pool does. Method: what the system says of
+/// the threads that run tasks.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_pool_that_gives_way_does_so_with_its_next_task() {
+    let pools = Pools::start(&env::os::env(), &CONFIG);
+    let niceness = |kind| {
+        let (tell, told) = std::sync::mpsc::channel();
+        pools.execute(kind, "look", move || {
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            let nice = stat.rsplit_once(") ").unwrap().1.split(' ').nth(16).unwrap();
+            tell.send(nice.parse::<i32>().unwrap()).unwrap();
+        });
+        told.recv().unwrap()
+    };
+    let usual = niceness(PoolKind::Writer);
+    pools.give_way(PoolKind::Writer);
+    assert_eq!(niceness(PoolKind::Writer), usual.max(10));
+    assert_eq!((niceness(PoolKind::Reader), niceness(PoolKind::Compaction)), (usual, usual.max(10)));
+    pools.shutdown(Stop::Drain);
+}

@@ -312,7 +312,7 @@ pub static KEYS: &[Key] = &[
         applies: Live,
         doc: "on: a durable write is answered once it is in a log that all vBuckets share, and goes to its vBucket's file later. off: once \
               it is in the file, each of which is synced by itself. What a log still holds then is filed first, beside new writes, and the \
-              log removed.",
+              log removed. Threads that write files give way to all others until the next start if this one had a log.",
         set: |c, v| one_of(v, [("on", true), ("off", false)]).map(|on| c.commit_log = on),
     },
     Key {
