@@ -42,7 +42,7 @@ pub struct CompactionSync {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     vbuckets: u32,
     /// What a durable write's sync may take in the row with the governor, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 5)]
+    #[arg(long, value_name = "MS", default_value_t = 2)]
     budget: u32,
 }
 

@@ -174,7 +174,7 @@ pub static KEYS: &[Key] = &[
     },
     Key {
         name: "disk.latency_budget_ms",
-        default: "5",
+        default: "2",
         applies: Live,
         doc: "How long a sync that clients wait for should take, in milliseconds. Compaction, the filing of the log and the loading after a \
               start slow down when it takes longer. While no client waits, they go as fast as the disk. 0: always.",
