@@ -78,7 +78,7 @@ pub struct CompactionOptions {
     pub trigger: Trigger,
     /// Compactions at a time, 1 to [`COMPACTIONS_MAX`].
     pub limit: usize,
-    /// The new file is synced whenever so many bytes were written to it. 0: only when it is whole.
+    /// The new file is written back to the disk whenever so many bytes were added to it. 0: only when it is whole, by its sync.
     pub sync_every: u64,
     /// A step copies no more bytes than this.
     pub piece_bytes_max: u64,
