@@ -196,7 +196,7 @@ fn memory_is_given_back_to_the_last_byte() {
     for n in 0..100 {
         w.set(&format!("k{n}"), "some value");
     }
-    assert!(w.bucket.memory_used() > empty + 100 * 80);
+    assert!(w.bucket.memory_used() > empty + 100 * 64);
     let unfiled = w.bucket.memory_used();
     w.settle();
     assert_eq!(
@@ -207,7 +207,7 @@ fn memory_is_given_back_to_the_last_byte() {
     for n in 0..300 {
         w.set(&format!("k{}", n % 100), "some other value");
     }
-    assert!(w.bucket.memory_used() > unfiled + 200 * 80, "what was overwritten waits for the flusher");
+    assert!(w.bucket.memory_used() > unfiled + 200 * 64, "what was overwritten waits for the flusher");
     w.settle();
     assert_eq!(w.bucket.memory_used(), unfiled - 100 * ENTRY_BYTES);
     for n in 0..100 {
@@ -240,7 +240,7 @@ fn a_durable_write_takes_the_memory_of_a_plain_one() {
     assert_eq!(unfiled, plain + 100 * 2 * ENTRY_BYTES, "prepare and commit are one body");
     w.sim.storage.arm(FaultPlan::new());
     write(None, "some value");
-    assert!(w.bucket.memory_used() >= unfiled + 100 * (80 + ENTRY_BYTES), "what was overwritten waits for the flusher");
+    assert!(w.bucket.memory_used() >= unfiled + 100 * (64 + ENTRY_BYTES), "what was overwritten waits for the flusher");
     w.advance_s(60);
     w.file_everything();
     assert_eq!(w.bucket.memory_used(), plain);

@@ -67,11 +67,20 @@ pub fn lock_dir(path: &Path) -> io::Result<DirLock> {
 
 /// Memory of this process that is in RAM now, in bytes.
 pub fn resident_bytes() -> io::Result<u64> {
-    Ok(resident()?.0)
+    Ok(memory()?.resident)
 }
 
-/// All of it, and what of it are pages of files: the program itself.
-fn resident() -> io::Result<(u64, u64)> {
+/// The same, and what of it is known. What is not the program is the heap, stacks, and the program's own
+/// variables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessMemory {
+    pub resident: u64,
+    /// Pages of files, the program itself above all.
+    pub program: u64,
+}
+
+/// Asks the system.
+pub fn memory() -> io::Result<ProcessMemory> {
     let statm = fs::read_to_string("/proc/self/statm")?;
     let mut pages = statm.split_ascii_whitespace().skip(1).map_while(|field| field.parse::<u64>().ok());
     let (Some(all), Some(of_files)) = (pages.next(), pages.next()) else {
@@ -80,53 +89,7 @@ fn resident() -> io::Result<(u64, u64)> {
     // SAFETY: sysconf takes a number and touches no memory of ours.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     let page_bytes = u64::try_from(page_bytes).map_err(io::Error::other)?;
-    Ok((all * page_bytes, of_files * page_bytes))
-}
-
-/// What the memory of this process that is in RAM consists of, in bytes. What is not said is in stacks and in the
-/// program's own variables.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProcessMemory {
-    pub resident: u64,
-    /// Pages of files, the program itself above all.
-    pub program: u64,
-    /// Given out by the allocator, its own words beside each piece included.
-    pub heap_used: u64,
-    /// Given back to the allocator, and kept by it.
-    pub heap_free: u64,
-}
-
-/// Asks the system and the allocator; takes the allocator's locks for as long as it counts what is free.
-pub fn memory() -> io::Result<ProcessMemory> {
-    let (resident, program) = resident()?;
-    let (heap_used, heap_free) = heap();
-    Ok(ProcessMemory { resident, program, heap_used, heap_free })
-}
-
-#[cfg(target_env = "gnu")]
-fn heap() -> (u64, u64) {
-    // SAFETY: it takes nothing and returns a plain struct; the allocator takes its own locks.
-    let info = unsafe { libc::mallinfo2() };
-    ((info.uordblks + info.hblkhd) as u64, info.fordblks as u64)
-}
-
-/// Has the allocator ask the system for each large piece by itself, and give it back at once. Left alone it raises the
-/// limit to the largest piece that was ever freed, and keeps the holes that such pieces leave among small ones. To be called
-/// before threads are started.
-pub fn return_large_pieces(least_bytes: u32) {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: it takes two numbers and sets a parameter of the allocator.
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, least_bytes.min(i32::MAX as u32) as libc::c_int);
-    }
-    #[cfg(not(target_env = "gnu"))]
-    let _ = least_bytes;
-}
-
-/// Another allocator does not tell.
-#[cfg(not(target_env = "gnu"))]
-fn heap() -> (u64, u64) {
-    (0, 0)
+    Ok(ProcessMemory { resident: all * page_bytes, program: of_files * page_bytes })
 }
 
 /// Processor time this process has used on all its threads, in user code and in the kernel.
@@ -355,8 +318,6 @@ mod tests {
             std::hint::black_box(used.iter().map(|byte| u64::from(*byte)).sum::<u64>());
         }
         assert!(resident_bytes().unwrap() > memory + (32 << 20));
-        #[cfg(target_env = "gnu")]
-        assert!(self::memory().unwrap().heap_used > 64 << 20);
     }
 
     #[cfg(target_os = "linux")]

@@ -28,20 +28,17 @@ use crate::log::Log;
 use crate::maps::Maps;
 use crate::node::Node;
 use crate::reload::{InEffect, Live, Origin, Reloader};
-use crate::{credentials, descriptors, log, stats};
+use crate::{credentials, descriptors, heap, log, stats};
 
 /// What VERSION and the admin port say: the generation of the protocol that clients may expect, then who we are.
 pub const VERSION: &str = concat!("7.6.0-settee-", env!("CARGO_PKG_VERSION"));
-
-/// Batches on their way to the disk are larger, documents and what a connection needs are smaller.
-const LARGE_PIECE_BYTES: u32 = 1 << 20;
 
 /// How long a stop waits for clients in the middle of something.
 const DRAIN_MAX: Duration = Duration::from_secs(4);
 
 pub fn serve(config: Config, origin: Origin, until_eof: bool) -> Result<(), Refusal> {
     let began = Instant::now();
-    env::os::return_large_pieces(LARGE_PIECE_BYTES);
+    heap::give_back_by_itself();
     let log = start_log(&config).or_exit(Exit::Environment)?;
     // Signals are ours before anything needs an orderly end.
     let mut signals =

@@ -12,6 +12,7 @@ mod config;
 mod credentials;
 mod descriptors;
 mod exit;
+mod heap;
 mod log;
 mod maps;
 mod memory;

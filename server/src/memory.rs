@@ -13,6 +13,7 @@ use engine::{Engine, MemoryParts};
 /// sum of others.
 pub fn emit(engine: &Engine, emit: &mut dyn FnMut(&str, &str)) {
     let process = env::os::memory().unwrap_or_default();
+    let heap = crate::heap::read().unwrap_or_default();
     let of_buckets: Vec<MemoryParts> = engine.list().iter().map(|bucket| bucket.memory_parts()).collect();
     let total = |part: fn(&MemoryParts) -> u64| of_buckets.iter().map(part).sum::<u64>();
     let in_heap = [
@@ -26,14 +27,14 @@ pub fn emit(engine: &Engine, emit: &mut dyn FnMut(&str, &str)) {
         ("commit_log", engine.store().log_stats().map_or(0, |log| log.waiting_bytes)),
     ];
     let named: u64 = in_heap.iter().map(|(_, bytes)| bytes).sum();
-    let heap_other = process.heap_used.saturating_sub(named);
-    let sum = named + heap_other + process.heap_free + process.program;
+    let heap_other = heap.used.saturating_sub(named);
+    let sum = named + heap_other + heap.free + process.program;
     let mut put = |name: &str, bytes: u64| emit(name, &bytes.to_string());
     put("rss", process.resident);
     put("sum", sum);
     put("program", process.program);
-    put("heap_used", process.heap_used);
-    put("heap_free", process.heap_free);
+    put("heap_used", heap.used);
+    put("heap_free", heap.free);
     in_heap.iter().for_each(|(name, bytes)| put(name, *bytes));
     put("heap_other", heap_other);
 }

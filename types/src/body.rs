@@ -1,7 +1,7 @@
 //! What was written, as memory keeps it: once, whatever it is seen as (see [`Item`]).
 //!
-//! There are as many of these as there are documents, so a body is one allocation: counts, metadata packed to 32 bytes,
-//! then the id and the value. 100 bytes of value under a 14-byte key take 176 bytes of the heap.
+//! There are as many of these as there are documents, so a body is one allocation: counts, metadata packed to 24 bytes,
+//! then the id, what few of them have, and the value. 100 bytes of value under a 14-byte key take 160 bytes of the heap.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -20,16 +20,15 @@ use crate::{Cas, DocKey, RevSeqno, Seqno};
 pub struct Body(ThinArc<Head, u8>);
 
 /// What a body says beside its bytes: the id, then six bytes of a prepare's seqno if the kind has one, then two of the
-/// revision if it is a high one, then the value.
+/// revision if it is a high one, four of the flags and four of the expiry if they are not 0, then the value.
 struct Head {
     cas: u64,
     seqno_low: u32,
     rev_low: u32,
-    flags: u32,
-    expiry: u32,
     seqno_high: u16,
     /// How many seqnos after the prepare that it was made as it was committed; 0: it was not, or not as this body.
     committed_after: AtomicU16,
+    /// The bits of a datatype, and two more.
     datatype: u8,
     id_len: u8,
     bits: u8,
@@ -37,7 +36,7 @@ struct Head {
     usage: AtomicU8,
 }
 
-const _: () = assert!(size_of::<Head>() == 32 && size_of::<Option<Body>>() == 8);
+const _: () = assert!(size_of::<Head>() == 24 && size_of::<Option<Body>>() == 8);
 
 /// Of `Head::bits`: why deleted (0: it is not), the kind, and three more.
 const DELETED_MASK: u8 = 3;
@@ -47,15 +46,22 @@ const HAS_HIGH_REV: u8 = 1 << 5;
 pub(crate) const HAS_VALUE: u8 = 1 << 6;
 pub(crate) const ELSEWHERE: u8 = 1 << 7;
 
+/// Of `Head::datatype`.
+const DATATYPE_MASK: u8 = Datatype::JSON.with(Datatype::SNAPPY).with(Datatype::XATTR).0;
+const HAS_FLAGS: u8 = 1 << 6;
+const HAS_EXPIRY: u8 = 1 << 7;
+
 /// Kinds. A prepare is this and its level.
 const DOCUMENT: u8 = 0;
 const COMMIT: u8 = 1;
 const ABORT: u8 = 2;
 const PREPARE: u8 = 4;
 
-/// A prepare's seqno among the bytes, and the high part of a revision.
+/// What may be among the bytes: a prepare's seqno, the high part of a revision, the flags, the expiry.
 const PREPARED_BYTES: usize = 6;
 const HIGH_REV_BYTES: usize = 2;
+const FLAGS_BYTES: usize = 4;
+const EXPIRY_BYTES: usize = 4;
 
 /// One more than the highest heat.
 pub const HEATS: usize = 64;
@@ -107,15 +113,20 @@ impl Body {
         if rev_high > 0 {
             bits |= HAS_HIGH_REV;
         }
+        let mut datatype_bits = meta.datatype.0 & DATATYPE_MASK;
+        if meta.flags != 0 {
+            datatype_bits |= HAS_FLAGS;
+        }
+        if meta.expiry != 0 {
+            datatype_bits |= HAS_EXPIRY;
+        }
         let head = Head {
             cas: meta.cas.0,
             seqno_low: meta.seqno.0 as u32,
             rev_low: meta.rev.0 as u32,
-            flags: meta.flags,
-            expiry: meta.expiry,
             seqno_high: (meta.seqno.0 >> 32) as u16,
             committed_after: AtomicU16::new(0),
-            datatype: meta.datatype.0,
+            datatype: datatype_bits,
             id_len: u8::try_from(id.len()).expect("ids have at most 251 bytes"),
             bits: bits | code << KIND_SHIFT,
             usage: AtomicU8::new(HEAT_FRESH),
@@ -129,6 +140,12 @@ impl Body {
             }
             if rev_high > 0 {
                 bytes.extend_from_slice(&rev_high.to_be_bytes());
+            }
+            if meta.flags != 0 {
+                bytes.extend_from_slice(&meta.flags.to_be_bytes());
+            }
+            if meta.expiry != 0 {
+                bytes.extend_from_slice(&meta.expiry.to_be_bytes());
             }
             bytes.extend_from_slice(value);
             let body = Body(ThinArc::from_header_and_slice(head, bytes));
@@ -165,8 +182,24 @@ impl Body {
         self.id_len() + if self.has_prepared() { PREPARED_BYTES } else { 0 }
     }
 
-    fn value_at(&self) -> usize {
+    fn flags_at(&self) -> usize {
         self.rev_at() + if self.has(HAS_HIGH_REV) { HIGH_REV_BYTES } else { 0 }
+    }
+
+    fn has_flags(&self) -> bool {
+        self.head().datatype & HAS_FLAGS != 0
+    }
+
+    fn expiry_at(&self) -> usize {
+        self.flags_at() + if self.has_flags() { FLAGS_BYTES } else { 0 }
+    }
+
+    fn has_expiry(&self) -> bool {
+        self.head().datatype & HAS_EXPIRY != 0
+    }
+
+    fn value_at(&self) -> usize {
+        self.expiry_at() + if self.has_expiry() { EXPIRY_BYTES } else { 0 }
     }
 
     /// The metadata as it was made.
@@ -177,9 +210,9 @@ impl Body {
             seqno: self.seqno(),
             cas: Cas(head.cas),
             rev: RevSeqno(rev_high << 32 | u64::from(head.rev_low)),
-            flags: head.flags,
-            expiry: head.expiry,
-            datatype: Datatype(head.datatype),
+            flags: if self.has_flags() { self.number_at(self.flags_at(), FLAGS_BYTES) as u32 } else { 0 },
+            expiry: self.expiry(),
+            datatype: Datatype(head.datatype & DATATYPE_MASK),
             deleted: match head.bits & DELETED_MASK {
                 0 => None,
                 1 => Some(DeleteSource::Explicit),
@@ -266,7 +299,7 @@ impl Body {
 
     /// See [`Meta::expiry`].
     pub fn expiry(&self) -> u32 {
-        self.head().expiry
+        if self.has_expiry() { self.number_at(self.expiry_at(), EXPIRY_BYTES) as u32 } else { 0 }
     }
 
     /// How much it is in use, below [`HEATS`], on a scale on which a step of 4 is twice the uses.
@@ -331,9 +364,11 @@ thread_local! {
 /// What a thread keeps for the next one; enough for nearly all.
 const SCRATCH_BYTES_MAX: usize = 64 << 10;
 
-/// What asking the allocator for `bytes` costs: its own word before them, and rounding up to 16.
+/// What asking the allocator for `bytes` costs. It has sizes in steps of 16 up to 128, and four from each power of two to
+/// the next.
 pub const fn allocated(bytes: usize) -> usize {
-    if bytes <= 24 { 32 } else { (bytes + 8 + 15) & !15 }
+    let step = if bytes <= 128 { 16 } else { 1 << ((bytes - 1).ilog2() - 2) };
+    bytes.next_multiple_of(step)
 }
 
 #[cfg(test)]
@@ -357,8 +392,8 @@ mod tests {
     fn a_small_document_takes_one_small_allocation() {
         let key = KeyBuf::in_default_collection(b"key_0000000001").unwrap();
         let item = Item::new(key.as_key(), meta(), Kind::Committed { prepared: None }, Some(&[0; 100]));
-        assert_eq!(item.memory(), 176);
-        assert_eq!((item.stripped().memory(), item.memory_of_value()), (80, 96));
+        assert_eq!(item.memory(), 160);
+        assert_eq!((item.stripped().memory(), item.memory_of_value()), (64, 96));
     }
 
     #[test]

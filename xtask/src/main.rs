@@ -109,6 +109,8 @@ fn fmt() -> Result<()> {
 }
 
 fn clippy() -> Result<()> {
+    // The allocator is built with it.
+    debian("make", "make")?;
     Tool::cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]).run()?;
     // What the experiment `wakeups` is built with to show the wrong order of steps.
     Tool::cargo().args(["clippy", "-p", "bench", "--features", "old-order", "--locked", "--", "-D", "warnings"]).run()
@@ -195,11 +197,7 @@ fn in_venv(path: &str) -> Result<String> {
 
 /// What the real clients need, from the package registries; nothing outside the checkout but Debian packages.
 fn install() -> Result<()> {
-    if !step::on_path("memccapable") {
-        let apt = || Tool::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
-        apt().args(["update", "-qq"]).run()?;
-        apt().args(["install", "-y", "-qq", "libmemcached-tools"]).run()?;
-    }
+    debian("memccapable", "libmemcached-tools")?;
     Tool::new("python3").args(["-m", "venv", &in_venv("")?]).run()?;
     Tool::new(in_venv("bin/pip")?)
         .args(["install", "--quiet", "--disable-pip-version-check", "-r", "tests/interop/requirements.txt"])
@@ -210,6 +208,16 @@ fn install() -> Result<()> {
         .args(["install", "--no-package-lock", "--no-audit", "--no-fund", "--loglevel=error"])
         .dir("tests/interop/node")
         .run()
+}
+
+/// Sees to it that a tool is here.
+fn debian(tool: &str, package: &str) -> Result<()> {
+    if step::on_path(tool) {
+        return Ok(());
+    }
+    let apt = || Tool::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
+    apt().args(["update", "-qq"]).run()?;
+    apt().args(["install", "-y", "-qq", package]).run()
 }
 
 fn memcapable() -> Result<()> {

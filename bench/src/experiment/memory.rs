@@ -38,6 +38,9 @@ const PEERS: [(&str, Peer); 2] = [("memcached", Peer::Memcached), ("redis", Peer
 /// Connections that load, and requests under way on each.
 const CLIENTS: u32 = 8;
 const DEPTH: u32 = 16;
+/// Allocators give back what was not asked for in some seconds. What changes by less than half a percent in this is at rest.
+const STANDSTILL: Duration = Duration::from_secs(4);
+const LOOKS_MAX: usize = 15;
 /// How long a restarted server may take to have everything in memory again.
 const WARM_UP_PATIENCE: Duration = Duration::from_secs(120);
 
@@ -126,10 +129,20 @@ fn fill(bench: &Bench<'_>, server: &Server, load: &Load) -> Result<()> {
     Ok(())
 }
 
-/// Memory once it does nothing any more.
+/// Memory once it does nothing any more, and gives nothing more back to the system.
 fn rest(server: &Server) -> Result<u64> {
     settle(server);
-    server.resident_bytes().context("the server's process cannot be watched")
+    let resident = || server.resident_bytes().context("the server's process cannot be watched");
+    let mut before = resident()?;
+    for _ in 0..LOOKS_MAX {
+        thread::sleep(STANDSTILL);
+        let now = resident()?;
+        if now.abs_diff(before) < before / 200 {
+            return Ok(now);
+        }
+        before = now;
+    }
+    Ok(before)
 }
 
 fn await_loaded(bench: &Bench<'_>, server: &Server) -> Result<()> {
