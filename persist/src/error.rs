@@ -91,6 +91,11 @@ impl StoreError {
         matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
+    /// There is a file of that name already.
+    pub(crate) fn is_in_the_way(&self) -> bool {
+        matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
+    }
+
     pub(crate) fn io(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
         move |source| StoreError::Io { op, path: path.to_owned(), source: Arc::new(source) }
     }

@@ -20,11 +20,18 @@ use crate::error::{StoreError, Verdict};
 use crate::logger::Phase;
 use crate::queue::Outcome;
 use crate::reserve::is_out_of_space;
+use crate::shared::Shared;
 use crate::stats::{ACCEPTED_BYTES, FILE_BYTES, FLUSH_FAILURES, FLUSHED_BYTES, FLUSHED_ITEMS, FLUSHES, SYNC_FAILURES};
 use crate::vb::{Attached, Committed, Vb};
 
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// How long no flush should begin: as long as the log has room, nobody waits for one.
+pub(crate) fn pause(shared: &Shared) -> Option<Duration> {
+    let may_wait = shared.logger.phase() == Phase::On && !shared.logger.wants_room();
+    if may_wait { shared.governor.pause() } else { None }
+}
 
 /// Flushes one vBucket once. The caller has it from the queue, so nobody else does.
 pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
@@ -38,15 +45,7 @@ pub(crate) fn flush(vb: &Arc<Vb>) -> Outcome {
     }
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();
-    let logger = &vb.home.shared.logger;
-    let phase = logger.phase();
-    if phase == Phase::On
-        && !logger.wants_room()
-        && let Some(pause) = vb.home.shared.governor.pause()
-    {
-        // Nobody waits for it, as long as the log has room.
-        return Outcome::Retry(begun + pause);
-    }
+    let phase = vb.home.shared.logger.phase();
     let Some(slice) = what_to_flush(vb, &attached, phase) else { return name(vb, &attached) };
     let batch = Batch::of(&slice);
     if batch.is_empty() && vb.committed().is_some_and(|c| c.facts.record == *slice.record) {

@@ -31,6 +31,7 @@ mod replay;
 mod reserve;
 mod rollback;
 mod shared;
+mod shared_sync;
 mod spec;
 pub mod stats;
 mod store;

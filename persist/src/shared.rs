@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -43,6 +43,8 @@ pub(crate) struct Shared {
     fetches: Mutex<Option<VecDeque<Arc<Vb>>>>,
     writers: Crew,
     readers: Crew,
+    /// The number after that of the writer that waits for all while flushes are held back; 0: none does.
+    pacer: AtomicUsize,
     retries: OnceLock<TaskHandle>,
     /// For those who wait for the end of a flush.
     endings: Bay<Endings>,
@@ -79,6 +81,7 @@ impl Shared {
             fetches: Mutex::ranked(Rank::CommitQueue, Some(VecDeque::new())),
             writers: Crew::new(),
             readers: Crew::new(),
+            pacer: AtomicUsize::new(0),
             retries: OnceLock::new(),
             endings: Bay::new(Endings::default()),
             reserve,
@@ -230,8 +233,11 @@ impl Shared {
         self.endings.read(|endings| endings.successes)
     }
 
-    /// What failed, and waits for its time, is tried again at once.
+    /// What failed, and waits for its time, is tried again at once, and what is held back is looked at.
     pub fn retry_now(&self) {
+        if let Some(pacer) = self.pacer.load(Ordering::Acquire).checked_sub(1) {
+            self.writers.wake(pacer);
+        }
         let (woken, _) = self.flushes.wake_waiting(Duration::MAX);
         (0..woken).for_each(|_| self.writers.call());
     }
@@ -347,6 +353,11 @@ impl Task for Worker {
 
     fn run(&self, _: &Context<'_>) -> Next {
         let Some(shared) = self.shared.upgrade() else { return Next::Done };
+        if let Job::Flush = self.job
+            && let Some(held) = self.hold_back(&shared)
+        {
+            return held;
+        }
         if self.work_once(&shared) {
             return Next::Again;
         }
@@ -368,10 +379,29 @@ impl Task for Worker {
 }
 
 impl Worker {
+    /// While flushes are held back one writer waits for all, however much is queued. The others rest: whoever takes a flush has the
+    /// next one called, and the one that waits does so when its time is over. So nothing stays queued that nobody looks at.
+    fn hold_back(&self, shared: &Shared) -> Option<Next> {
+        let me = self.number + 1;
+        let _ = shared.pacer.compare_exchange(me, 0, Ordering::AcqRel, Ordering::Acquire);
+        if shared.flushes.is_empty() {
+            return None;
+        }
+        let pause = flusher::pause(shared)?;
+        if shared.pacer.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            return Some(Next::After(pause));
+        }
+        shared.writers.rest(self.number);
+        Some(Next::Idle)
+    }
+
     fn work_once(&self, shared: &Arc<Shared>) -> bool {
         match self.job {
             Job::Flush => {
                 let Some(vb) = shared.flushes.pop() else { return false };
+                if shared.pacer.load(Ordering::Acquire) == 0 && !shared.flushes.is_empty() {
+                    shared.writers.call();
+                }
                 let was_unnamed = vb.is_unnamed();
                 let outcome = flusher::flush(&vb);
                 shared.end_flush(&vb, outcome);

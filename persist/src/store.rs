@@ -23,6 +23,7 @@ use crate::names::{self, BUCKETS_DIR, CLEAN_FILE, GONE_SUFFIX, NEW_SUFFIX};
 use crate::recovery::{Found, Opening};
 use crate::replay::open_log;
 use crate::shared::Shared;
+use crate::shared_sync::SharedSync;
 use crate::spec::BucketSpec;
 use crate::stats::BucketCounters;
 use crate::sync::prove_files;
@@ -354,6 +355,7 @@ fn assemble(
         trigger: RwLock::ranked(Rank::CommitQueue, spec.compaction),
         deletions: parking_lot::Mutex::new(deletions),
         unfiled_share: spec.quota_bytes / 4,
+        names: SharedSync::new(),
     });
     let vbs = (0..spec.vbuckets).map(|id| {
         let (committed, next_rev) = found(VbId(id)).map_or((None, 1), |(committed, next)| (Some(committed), next));

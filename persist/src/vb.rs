@@ -22,6 +22,7 @@ use crate::logger::Records;
 use crate::names;
 use crate::queue::Ticket;
 use crate::shared::Shared;
+use crate::shared_sync::SharedSync;
 use crate::stats::BucketCounters;
 
 /// Told after every move of a vBucket's marks, and when it is poisoned. Called without locks held.
@@ -49,9 +50,15 @@ pub(crate) struct Home {
     pub trigger: RwLock<Option<Trigger>>,
     /// As they are on disk. Held while they are written, which nobody waits for who must not.
     pub deletions: parking_lot::Mutex<Deletions>,
+    pub names: SharedSync,
 }
 
 impl Home {
+    /// Has the names of all files that were renamed before this outlive power loss.
+    pub fn sync_dir(&self) -> Result<(), Arc<io::Error>> {
+        self.names.sync(|| self.shared.env.storage.sync_dir(&self.dir))
+    }
+
     pub fn unfiled_bytes_max(&self) -> u64 {
         self.shared.logger.filer.unfiled_bytes_max().min(self.unfiled_share)
     }
@@ -248,11 +255,10 @@ impl Vb {
             None => return Ok(()),
         };
         let (storage, to) = (&*self.home.shared.env.storage, self.named(rev));
-        let failed =
-            |source: io::Error| StoreError::SyncFailed { vb: self.id, path: to.clone(), source: source.into() };
-        storage.rename(&from, &to).map_err(failed)?;
+        let failed = |source| StoreError::SyncFailed { vb: self.id, path: to.clone(), source };
+        storage.rename(&from, &to).map_err(|error| failed(Arc::new(error)))?;
         let unnamed = self.state.lock().unnamed.take();
-        storage.sync_dir(&self.home.dir).map_err(failed)?;
+        self.home.sync_dir().map_err(failed)?;
         if let Some(old) = unnamed.and_then(|unnamed| unnamed.old) {
             self.remove_superseded(&old);
         }
@@ -288,11 +294,8 @@ impl Vb {
             return Ok(());
         }
         let dir = &self.home.dir;
-        self.home.shared.env.storage.sync_dir(dir).map_err(|source| StoreError::SyncFailed {
-            vb: self.id,
-            path: dir.clone(),
-            source: source.into(),
-        })?;
+        let failed = |source| StoreError::SyncFailed { vb: self.id, path: dir.clone(), source };
+        self.home.sync_dir().map_err(failed)?;
         self.is_unanchored.store(false, Ordering::Release);
         Ok(())
     }

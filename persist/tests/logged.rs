@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use env::Env;
 use env::sim::{self, Fate, Fault, FaultPlan, Noise, Op, Rule, Sim};
-use persist::{BucketSpec, Options, StoreError, Urgency, Verdict};
+use persist::{BucketSpec, Limits, Options, StoreError, Urgency, Verdict};
 use rig::{DATA, History, LOG_MODES, Mode, Node, Seed, assert_holds, assert_node_holds, work, work_on};
 use types::{BucketUuid, KeyBuf, Kind, VbId};
 
@@ -51,6 +51,39 @@ fn a_change_is_durable_after_one_sync_and_filed_when_it_has_come_of_age() {
     assert_eq!(value(&node, 3, "a").unwrap(), b"one");
     assert!(node.logs.iter().all(|log| log.backlog().0 == 0), "filed changes leave memory");
     assert_eq!(node.stepper.next_deadline(), None, "an idle store has nothing to wake for");
+}
+
+/// Goal: files that are held back for the sake of clients cost one look a pause, however many wait, and are all written when nobody is
+/// held back any more. Method: a governor that owes a lot, a store with more files to write than writers, and the runs of its tasks.
+#[test]
+fn of_many_files_that_are_held_back_one_thread_looks_at_a_time() {
+    let (_, node) = started(Mode::Logged);
+    let governor = node.store.governor();
+    let limits = Limits { latency_budget: Some(Duration::from_millis(5)), floor_bytes_per_s: 1 };
+    governor.set_limits(limits);
+    let slow_sync = || governor.foreground(Duration::from_millis(50));
+    (0..rig::VBS).for_each(|vb| drop(node.set(vb, "a", b"one")));
+    node.run();
+    let runs = || -> u64 {
+        let tasks = node.stepper.pools().stats().tasks;
+        tasks.iter().filter(|task| task.name.starts_with("flush")).map(|task| task.runs.get()).sum()
+    };
+    (0..40).for_each(|_| {
+        slow_sync();
+        node.stepper.advance(Duration::from_millis(200));
+    });
+    slow_sync();
+    governor.spent(1 << 20);
+    let before = runs();
+    (0..20).for_each(|_| {
+        slow_sync();
+        node.stepper.advance(Duration::from_millis(200));
+    });
+    assert_eq!(node.bucket.stats().commits, 0);
+    assert!((10..=25).contains(&(runs() - before)), "{} looks in 20 pauses", runs() - before);
+    node.stepper.advance(Duration::from_secs(1));
+    assert_eq!((0..rig::VBS).map(|vb| marks(&node, vb)).min(), Some((1, 1)), "nobody waits for the log any more");
+    assert_eq!(node.stepper.next_deadline(), None);
 }
 
 /// Goal: a turn's changes are durable after it, however it ends, and not before it wakes the log. Method: a log driven by a task, which

@@ -29,8 +29,9 @@ use crate::terms::{Control, Terms};
 
 /// Files a consumer has read at a time: each holds a descriptor and a piece in memory.
 const BACKFILLS_MAX: usize = 4;
-/// How long a replica hears nothing of what nobody waits for, if there is nothing else to tell it.
-const COMPANY_PAUSE: Duration = Duration::from_millis(10);
+/// How long a replica hears nothing of what nobody waits for, if its vBucket has nothing else to tell. A thousand vBuckets that share
+/// 30 000 writes a second have one each 33 ms.
+const COMPANY_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a request is answered with if not with success.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,9 +78,8 @@ pub struct Producer {
     made: StreamNumber,
     ready: VecDeque<StreamNumber>,
     line: VecDeque<StreamNumber>,
-    /// Those that wait for company, and some that were, until then.
-    deferred: Vec<StreamNumber>,
-    deferred_until: Option<Duration>,
+    /// Those that wait for company, and some that did, each with the moment until when; in that order.
+    deferred: VecDeque<(Duration, StreamNumber)>,
     backfills: usize,
     over: Option<&'static str>,
 }
@@ -117,8 +117,7 @@ impl Producer {
             made: 0,
             ready: VecDeque::new(),
             line: VecDeque::new(),
-            deferred: Vec::new(),
-            deferred_until: None,
+            deferred: VecDeque::new(),
             backfills: 0,
             over: None,
         })
@@ -315,7 +314,7 @@ impl Producer {
 
     /// When it is to be looked at by the clock.
     pub fn deadline(&self) -> Option<Duration> {
-        self.pulse.next().into_iter().chain(self.deferred_until).min()
+        self.pulse.next().into_iter().chain(self.deferred.front().map(|(until, _)| *until)).min()
     }
 
     /// Appends frames to `out`, about `bytes_max` bytes of them.
@@ -337,9 +336,7 @@ impl Producer {
         let full = out.len() + bytes_max;
         loop {
             self.collect(out, now);
-            if !self.ready.is_empty() || self.deferred_until.is_some_and(|until| until <= now) {
-                self.end_deferral();
-            }
+            self.end_deferrals(now);
             while let Some(&number) = self.ready.front()
                 && !self.flow.is_shut()
             {
@@ -503,7 +500,7 @@ impl Producer {
     /// One that waits for its turn at the file has nothing to say before.
     fn make_ready(&mut self, number: StreamNumber) {
         if let Some(stream) = self.streams.get_mut(&number)
-            && matches!(stream.place, Place::Nowhere | Place::Deferred)
+            && matches!(stream.place, Place::Nowhere | Place::Deferred { .. })
         {
             stream.place = Place::Ready;
             self.ready.push_back(number);
@@ -514,17 +511,23 @@ impl Producer {
         if let Some(stream) = self.streams.get_mut(&number)
             && stream.place == Place::Nowhere
         {
-            stream.place = Place::Deferred;
-            self.deferred.push(number);
-            self.deferred_until.get_or_insert(now + COMPANY_PAUSE);
+            let until = now + COMPANY_PAUSE;
+            stream.place = Place::Deferred { until };
+            self.deferred.push_back((until, number));
         }
     }
 
-    fn end_deferral(&mut self) {
-        self.deferred_until = None;
-        let mut deferred = std::mem::take(&mut self.deferred);
-        deferred.drain(..).for_each(|number| self.make_ready(number));
-        self.deferred = deferred;
+    /// When the time of one is over, those go along that have waited for half of theirs: there is one look for many.
+    fn end_deferrals(&mut self, now: Duration) {
+        if self.deferred.front().is_none_or(|(until, _)| *until > now) {
+            return;
+        }
+        while let Some((until, number)) = self.deferred.pop_front_if(|(until, _)| *until <= now + COMPANY_PAUSE / 2) {
+            // One that found company may wait for the next.
+            if self.streams.get(&number).is_some_and(|stream| stream.place == (Place::Deferred { until })) {
+                self.make_ready(number);
+            }
+        }
     }
 
     fn queue_up(&mut self, number: StreamNumber) {

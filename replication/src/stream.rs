@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use changelog::{Follower, Slice, VbRecord};
 use engine::{Bell, Bucket, Mailbox, OpResult, Outcome, Role, Ticket, VBucket, Waiter};
@@ -91,7 +92,9 @@ pub(crate) enum Place {
     Nowhere,
     Ready,
     /// Of those that have something which can wait for company.
-    Deferred,
+    Deferred {
+        until: Duration,
+    },
     /// Of those that wait for their turn at the file.
     InLine,
 }
