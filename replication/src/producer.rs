@@ -29,9 +29,11 @@ use crate::terms::{Control, Terms};
 
 /// Files a consumer has read at a time: each holds a descriptor and a piece in memory.
 const BACKFILLS_MAX: usize = 4;
-/// How long a replica hears nothing of what nobody waits for, if its vBucket has nothing else to tell. A thousand vBuckets that share
-/// 30 000 writes a second have one each 33 ms.
-const COMPANY_PAUSE: Duration = Duration::from_millis(50);
+/// How long a replica hears nothing of what nobody waits for, if its vBucket has nothing else to tell: of a few, and of many. A
+/// thousand vBuckets that share 30 000 writes a second have one each 33 ms.
+const COMPANY_PAUSE: Duration = Duration::from_millis(10);
+const COMPANY_PAUSE_OF_MANY: Duration = Duration::from_millis(50);
+const MANY: usize = 64;
 
 /// What a request is answered with if not with success.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +80,7 @@ pub struct Producer {
     made: StreamNumber,
     ready: VecDeque<StreamNumber>,
     line: VecDeque<StreamNumber>,
-    /// Those that wait for company, and some that did, each with the moment until when; in that order.
+    /// Those that wait for company, and some that did, each with the moment since when; in that order.
     deferred: VecDeque<(Duration, StreamNumber)>,
     backfills: usize,
     over: Option<&'static str>,
@@ -314,7 +316,7 @@ impl Producer {
 
     /// When it is to be looked at by the clock.
     pub fn deadline(&self) -> Option<Duration> {
-        self.pulse.next().into_iter().chain(self.deferred.front().map(|(until, _)| *until)).min()
+        self.pulse.next().into_iter().chain(self.deferred.front().map(|(since, _)| *since + self.company_pause())).min()
     }
 
     /// Appends frames to `out`, about `bytes_max` bytes of them.
@@ -511,20 +513,24 @@ impl Producer {
         if let Some(stream) = self.streams.get_mut(&number)
             && stream.place == Place::Nowhere
         {
-            let until = now + COMPANY_PAUSE;
-            stream.place = Place::Deferred { until };
-            self.deferred.push_back((until, number));
+            stream.place = Place::Deferred { since: now };
+            self.deferred.push_back((now, number));
         }
+    }
+
+    fn company_pause(&self) -> Duration {
+        if self.deferred.len() < MANY { COMPANY_PAUSE } else { COMPANY_PAUSE_OF_MANY }
     }
 
     /// When the time of one is over, those go along that have waited for half of theirs: there is one look for many.
     fn end_deferrals(&mut self, now: Duration) {
-        if self.deferred.front().is_none_or(|(until, _)| *until > now) {
+        let pause = self.company_pause();
+        if self.deferred.front().is_none_or(|(since, _)| *since + pause > now) {
             return;
         }
-        while let Some((until, number)) = self.deferred.pop_front_if(|(until, _)| *until <= now + COMPANY_PAUSE / 2) {
+        while let Some((since, number)) = self.deferred.pop_front_if(|(since, _)| *since + pause / 2 <= now) {
             // One that found company may wait for the next.
-            if self.streams.get(&number).is_some_and(|stream| stream.place == (Place::Deferred { until })) {
+            if self.streams.get(&number).is_some_and(|stream| stream.place == (Place::Deferred { since })) {
                 self.make_ready(number);
             }
         }

@@ -93,7 +93,7 @@ pub(crate) enum Place {
     Ready,
     /// Of those that have something which can wait for company.
     Deferred {
-        until: Duration,
+        since: Duration,
     },
     /// Of those that wait for their turn at the file.
     InLine,

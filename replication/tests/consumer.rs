@@ -485,7 +485,7 @@ fn an_outcome_goes_with_the_next_change_or_by_itself_after_a_pause() {
     pair.deliver();
     pair.settle();
     assert_eq!((pair.a.high(), behind(&pair)), (Seqno(4), 1), "the first outcome went along");
-    pair.a.stepper.advance(Duration::from_millis(49));
+    pair.a.stepper.advance(Duration::from_millis(9));
     pair.settle();
     assert_eq!(behind(&pair), 1);
     let deadline = pair.link.as_ref().and_then(|link| link.producer.as_ref()?.deadline()).expect("it has one");
