@@ -165,6 +165,18 @@ impl<'a> Batch<'a> {
         })
     }
 
+    /// [`Batch::commit`] with one sync for the header and all it refers to, so a crash before the end may leave a torn header. For a
+    /// file that gets its name, and so counts, only after this.
+    pub fn commit_first(self, timestamp_ns: u64) -> Result<CommitOutcome> {
+        self.commit_by(timestamp_ns, |header, out| {
+            place(header, out)?;
+            out.block(&header.encode(MARKER_HEADER))?;
+            let source = out.source();
+            let failed = |e| Error::Commit { step: Step::DataSync, path: source.path.clone(), source: e };
+            source.file.sync().map_err(failed)
+        })
+    }
+
     fn commit_by(
         mut self,
         timestamp_ns: u64,

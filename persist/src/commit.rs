@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use changelog::Slice;
 use couchstore::kv::CollectionStats;
-use couchstore::{Couch, Doc, DocInfo, Error, Snapshot, Step, vbstate};
+use couchstore::{CommitOutcome, Couch, Doc, DocInfo, Error, Snapshot, Step, vbstate};
 use env::OpenMode;
 use types::{CollectionId, Seqno};
 
@@ -35,7 +35,8 @@ pub(crate) fn commit(vb: &Vb, slice: &Slice, batch: &Batch<'_>) -> Result<Commit
                 );
                 return Err(StoreError::Refused { vb: vb.id, what });
             }
-            let committed = write(vb, &mut couch, before.rev, &before.facts, slice, batch)?;
+            let committed =
+                write(vb, &mut couch, before.rev, &before.facts, slice, batch, |out, now_ns| out.commit(now_ns))?;
             vb.name()?;
             Ok(committed)
         }
@@ -58,7 +59,7 @@ fn first_commit(vb: &Vb, slice: &Slice, batch: &Batch<'_>) -> Result<Committed, 
     }?;
     let mut couch = Couch::create(Arc::clone(&file), &boot, shared.options.format).map_err(StoreError::file(vb.id))?;
     let facts = vb.first_facts((*slice.record).clone());
-    let committed = write(vb, &mut couch, rev, &facts, slice, batch)?;
+    let committed = write(vb, &mut couch, rev, &facts, slice, batch, |out, now_ns| out.commit_first(now_ns))?;
     drop(couch);
     storage.rename(&boot, &path).map_err(StoreError::io("rename", &path))?;
     vb.home.sync_dir().map_err(|source| match is_out_of_files(&source) {
@@ -79,6 +80,7 @@ fn write(
     before: &VbFacts,
     slice: &Slice,
     batch: &Batch<'_>,
+    commit: impl FnOnce(couchstore::Batch<'_>, u64) -> Result<CommitOutcome, Error>,
 ) -> Result<Committed, StoreError> {
     let file = || StoreError::file(vb.id);
     let update_seq = couch.header().update_seq;
@@ -119,7 +121,7 @@ fn write(
 
     let clock = &vb.home.shared.env.clock;
     let begun = clock.monotonic();
-    let outcome = out.commit(clock.unix_ns()).map_err(|e| failed(vb, e))?;
+    let outcome = commit(out, clock.unix_ns()).map_err(|e| failed(vb, e))?;
     let took = clock.monotonic().saturating_sub(begun);
     COMMITS.record(took);
     if !vb.home.shared.is_logged() {
