@@ -361,8 +361,8 @@ impl Life<'_> {
         self.read_everything();
     }
 
-    /// Takes over what was appended, and compares what the engine counts with what there is.
-    fn look(&mut self) {
+    /// Takes over what was appended.
+    fn take_over(&mut self) {
         for (id, witness) in (0..).zip(self.witnesses.iter_mut()) {
             let vb = self.bucket.vbucket(VbId(id)).expect("there");
             let Some(cursor) = &witness.cursor else { continue };
@@ -378,6 +378,11 @@ impl Life<'_> {
             }
             witness.promised = witness.promised.max(vb.log.marks.durable());
         }
+    }
+
+    /// Takes over what was appended, and compares what the engine counts with what there is.
+    fn look(&mut self) {
+        self.take_over();
         if self.witnesses.iter().any(|witness| witness.cursor.is_none()) {
             return;
         }
@@ -517,6 +522,8 @@ impl Life<'_> {
                 // It may have happened all the same, and then a restart says so.
                 witness.in_doubt = true;
                 self.is_over = true;
+                // Meanwhile the other vBucket went on.
+                self.take_over();
                 return;
             }
         }
