@@ -38,8 +38,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(4);
 
 pub fn serve(config: Config, origin: Origin, until_eof: bool) -> Result<(), Refusal> {
     let began = Instant::now();
-    heap::give_back_by_itself();
     let log = start_log(&config).or_exit(Exit::Environment)?;
+    heap::give_back_by_itself();
     // Signals are ours before anything needs an orderly end.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot listen for signals").or_exit(Exit::Environment)?;
