@@ -112,7 +112,7 @@ impl CompactionSync {
 
     fn measure(&self, bench: &mut Bench<'_>, case: &(&str, &str, bool, bool), time: Duration) -> Result<Row> {
         let (name, sync_every, is_paced, compacts) = *case;
-        let dir = bench.server_dir()?;
+        let dir = bench.lasting_dir()?;
         let paced = if is_paced { "on" } else { "off" };
         let settings = [
             format!("bucket.vbuckets={}", self.vbuckets),
@@ -125,7 +125,7 @@ impl CompactionSync {
             "persist.filing_age_s_max=1".to_owned(),
         ];
         let settee = self.common.settee()?;
-        let server = Server::settee(&settee, dir.path(), &settings)?;
+        let server = Server::settee(&settee, &dir, &settings)?;
         bench.versions.insert("settee".to_owned(), server.version.clone());
         self.fill(bench, &server)?;
 

@@ -116,17 +116,13 @@ impl FileCache {
         let time = self.common.seconds(20.0, 4.0)?;
         let settee = self.common.settee()?;
         let shapes = [(1, 0), (self.nodes, self.replicas)];
-        let mut dirs = Vec::new();
         for round in 1..=self.common.rounds() {
             for (nodes, replicas) in shapes {
                 bench.check_stop()?;
-                // Kept until the end. Where thousands of files were just removed ext4 looks at each of their inodes for every file
-                // that is made, for a minute and more: the next cluster would pay for the one before.
-                dirs.push(bench.server_dir()?);
-                let dir = &dirs[dirs.len() - 1];
+                let dir = bench.lasting_dir()?;
                 let shape = Shape { nodes, replicas, vbuckets: self.vbuckets };
                 bench.say(&format!("round {round}: {}", row_name(nodes, "")));
-                let cluster = match bench.start_cluster(&settee, dir.path(), shape) {
+                let cluster = match bench.start_cluster(&settee, &dir, shape) {
                     Ok(cluster) => cluster,
                     Err(error) => {
                         bench.rows.skip(&row_name(nodes, ""), &format!("{error:#}"));

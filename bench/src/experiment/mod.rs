@@ -134,6 +134,13 @@ impl Bench<'_> {
         Ok(tempfile::tempdir_in(self.scratch.path())?)
     }
 
+    /// One that stays until the end of the experiment. Where thousands of files were just removed ext4 looks at each of their inodes for
+    /// every file that is made, for a minute and more, and may keep syncs waiting while it tells the disk: the next server would pay for
+    /// the one before.
+    fn lasting_dir(&self) -> Result<PathBuf> {
+        Ok(self.server_dir()?.keep())
+    }
+
     fn check_stop(&self) -> Result<()> {
         if self.stop.load(Relaxed) {
             bail!("interrupted");
